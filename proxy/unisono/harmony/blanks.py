@@ -1,4 +1,4 @@
-"""Detection of long runs of blanks outside of strings in a JSON body. No I/O."""
+"""Detection of long runs of blanks (spaces, tabs, line breaks) outside JSON strings. No I/O."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BLANKS: Final = " \t\r\n"
 
 
 class JsonPlace(Enum):
-    """Position of the filter between two characters of a JSON text."""
+    """Context of the next character in a JSON text."""
 
-    STRUCTURE = auto()  # outside of strings
+    STRUCTURE = auto()  # outside strings
     STRING = auto()
     ESCAPE = auto()  # in a string, after a backslash
 
@@ -31,14 +31,14 @@ _STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 def is_closed(json: str) -> bool:
-    """Return whether an object or array was opened in JSON text and all brackets are closed."""
+    """Return whether `json` opens at least one object or array and closes every bracket."""
     structure = _STRINGS.sub("", json)
     opened = structure.count("{") + structure.count("[")
     return opened > 0 and opened == structure.count("}") + structure.count("]")
 
 
 class BlankFilter:
-    """Filter that withholds blanks outside of JSON strings until other text follows.
+    """Filter that withholds blanks outside JSON strings until another character follows.
 
     `is_too_long` becomes True when there are more than `MAX_BLANKS` blanks in a row.
     """
@@ -53,9 +53,9 @@ class BlankFilter:
         return len(self._run) > MAX_BLANKS
 
     def feed(self, text: str, position: int) -> str:
-        """Add `text`, and return the text that may be emitted now.
+        """Read further `text` of the body, and return the text that may be emitted now.
 
-        `position` is the index in the body of the token that completes `text`.
+        `position` is the 0-based index, among the tokens of the body, of the last token of `text`.
         """
         place, before = self._place, len(self._run)
         run = before
@@ -92,5 +92,5 @@ class BlankFilter:
 
 
 def _is_continuation(raw: bytes) -> bool:
-    """Return whether the first byte is inside a UTF-8 character instead of at its beginning."""
+    """Return whether the first byte of `raw` continues a UTF-8 character."""
     return raw[:1] != b"" and raw[0] & 0xC0 == 0x80

@@ -12,17 +12,23 @@ TRUNCATED: Final = "unexpected end of data"  # reason of a UnicodeDecodeError fo
 
 
 class BodyText(Protocol):
-    """Reader of one message after another; bytes of an incomplete character are withheld."""
+    """Decoder that turns the body tokens of a message into text, one message after another.
+
+    The bytes of an incomplete character are withheld until the character is complete.
+    """
 
     def start(self, body: Sequence[int] = ()) -> None:
-        """End the previous message, and begin one whose tokens `body` were already read."""
+        """Discard what is withheld of the previous message, and begin the next message.
+
+        `body` are the tokens of the new message that were read before; their text is not returned again.
+        """
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Return the text of further tokens; the bytes of an incomplete character are withheld."""
+        """Return the text that the next `tokens` of the message complete."""
 
 
 class TableBodyText:
-    """Reader that looks up the text of each token in the vocabulary.
+    """Decoder that looks up the text of each token in the vocabulary.
 
     It returns the same texts as openai-harmony's parser, also for bytes that are not UTF-8.
     """

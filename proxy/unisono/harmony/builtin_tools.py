@@ -1,7 +1,7 @@
-"""Tools that gpt-oss was trained on: their names and their system message declarations.
+"""Tools that gpt-oss was trained on: names, and declarations in the system message.
 
-`browser` and `python` are declared exactly as by openai-harmony. The library has no `container`; this tool is declared
-like any other namespace, with the arguments that the servers for gpt-oss have in common.
+`browser` and `python` are declared exactly as openai-harmony declares them. openai-harmony has no `container`. This
+tool is declared like any other namespace, with the arguments that all inference servers for gpt-oss accept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DESCRIPTION_LENGTH: Final = 8_000
 
 
 def namespace(recipient: str) -> str:
-    """Return the part before the first dot."""
+    """Return the part of `recipient` before the first dot, or all of it if there is no dot."""
     return recipient.partition(".")[0]
 
 
@@ -70,7 +70,7 @@ def builtin_sections(builtins: Iterable[Builtin]) -> list[str]:
 
 
 def _lines(description: str) -> list[str]:
-    """Split a description into lines that cannot begin a section of the system message."""
+    """Split a description into lines, without the leading `#` that would begin a new section."""
     return [line.lstrip("# \t") for line in description[:MAX_DESCRIPTION_LENGTH].splitlines()]
 
 

@@ -5,12 +5,12 @@ removes the markers from its text, the decoder restores them.
 
 In text, a marker that the model only quotes looks the same as a real marker. These rules distinguish them:
 
-- A stop marker is quoted if more of the same text follows it.
+- A stop marker is quoted if prose without a header follows it, unless this prose is the answer after reasoning.
 - A start marker is quoted if no header follows it.
 - A marker inside an open JSON string of a call's arguments is quoted, unless it is a stop marker that ends the output.
 
-If the text does not decide yet, the decoder holds it until more characters arrive or the output ends. The length of the
-held text is limited.
+If the text after a marker is too short for a decision, the decoder holds the marker and this text until more characters
+arrive or the output ends. The length of the held text is limited.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def decoder_for(
 ) -> Decoder:
     """Return the decoder for a backend's output.
 
-    `opening` is the header of the message that the prompt leaves open, if any. `generated` are the tokens at the end of
-    the prompt that the model generated earlier.
+    `form` says whether the backend sends token ids, text, or text without markers. `opening` is the header of the
+    message that the prompt leaves open; None if the prompt leaves no message open. `generated` are the tokens at the
+    end of the prompt that the model generated earlier.
     """
     match form:
         case OutputForm.IDS:
@@ -92,13 +93,13 @@ class AsIds:
 
 
 class _Place(Enum):
-    """Position of the decoder between two characters of a text with markers."""
+    """Part of the output that the next character belongs to."""
 
     HEADER = auto()
     BEFORE_ANSWER = auto()  # in reasoning or a preamble
     TEXT = auto()  # in any other body that is not JSON
     BEFORE_JSON = auto()  # in a body that may be JSON, before its first character
-    JSON = auto()  # in JSON, outside of strings
+    JSON = auto()  # in JSON, outside strings
     STRING = auto()
     ESCAPE = auto()  # in a string, after a backslash
 
@@ -158,7 +159,7 @@ class _Text:
         return out
 
     def _go_through(self, generated: Sequence[int]) -> None:
-        """Restore the state of the decoder that produced these tokens, except for held text."""
+        """Set the state that the decoder has after the tokens `generated`, but with no held text."""
         begin = 0
         for at, token in enumerate(generated):
             if token >= FIRST_SPECIAL:
@@ -215,9 +216,10 @@ class _Text:
                 at += 1
 
     def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
-        """Return True if the marker before the index `at` of `text` is real, False if it is quoted.
+        """Return True if the marker `token` is real, False if it is quoted.
 
-        Return None if this depends on text that has not arrived. `over` means that the output ended.
+        The marker ends before the index `at` of `text`. Return None if the decision depends on text that has not
+        arrived. `over` means that the output has ended.
         """
         is_in_string = self._place in _IN_STRING
         if self._place is _Place.HEADER or token not in _UNCERTAIN:
@@ -246,8 +248,9 @@ def _id_of(marker: str) -> int:
 def _stop_is_meant(rest: str, settled: bool) -> bool | None:
     """Return True if a stop marker is real, False if it is quoted, None if undecided.
 
-    `rest` is the text after the marker. The marker is real if nothing, another marker or a header follows it. It is
-    quoted if prose follows, unless a start marker follows the prose. `settled` means that `rest` has to suffice.
+    `rest` is the text after the marker. A real marker is followed by nothing, by another marker, or by a header. If
+    prose follows, the marker is quoted, unless a real start or channel marker follows the prose. With `settled`, the
+    decision is made with `rest` alone, and the result is never None.
     """
     following = _MARKER.search(rest)
     if following is None:
@@ -268,8 +271,8 @@ def _stop_is_meant(rest: str, settled: bool) -> bool | None:
 def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
     """Return whether an end marker in reasoning or a preamble is real; see `_stop_is_meant`.
 
-    The marker is also real if it is followed by the last text of the output, without a header: that text is the answer.
-    `over` means that the output ended.
+    The end marker is also real if only text without a header follows it until the output ends. That text is the answer.
+    `over` means that the output has ended.
     """
     following = _MARKER.search(rest)
     if following is None and rest.strip():
@@ -283,7 +286,7 @@ def _start_is_meant(rest: str, settled: bool) -> bool | None:
     """Return True if a start or channel marker in a body is real, False if it is quoted.
 
     `rest` is the text after the marker. The marker is real if a header follows: a few words, and then another marker.
-    Return None if more text is needed to decide. `settled` means that `rest` has to suffice.
+    Return None if more text is needed to decide. With `settled`, the result is never None.
     """
     following = _MARKER.search(rest)
     if following is None:

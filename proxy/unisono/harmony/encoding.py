@@ -89,16 +89,17 @@ class Encoding:
         return other
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode outside text as ordinary tokens: a marker spelled in `text` stays text.
+        """Encode text from clients or tools as ordinary tokens; spelled markers stay text.
 
         Raises ValueError for input that the tokenizer rejects (a run of about a million spaces).
         """
         return self._bpe.encode(text, disallowed_special=())
 
     def encode_generated(self, text: str) -> list[int]:
-        """Encode generated text as ordinary tokens.
+        """Encode text that the model generated as ordinary tokens.
 
-        Long text is encoded in pieces, which the tokenizer never rejects.
+        Text longer than `PIECE` characters is split before it is encoded, because the tokenizer rejects some very long
+        texts.
         """
         if len(text) <= PIECE:
             return self.encode_text(text)
@@ -109,7 +110,7 @@ class Encoding:
         return self._bpe.encode(text, allowed_special=self._structural, disallowed_special=())
 
     def encode_as_server(self, text: str) -> list[int]:
-        """Encode as a text backend does: a special token spelled in `text` becomes that token."""
+        """Encode as an inference server does: a special token spelled in `text` becomes that token."""
         return self._bpe.encode(text, allowed_special="all")
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -132,7 +133,7 @@ class Encoding:
 
     @staticmethod
     def special_ids(tokens: Iterable[int]) -> list[int]:
-        """Return the special ids in `tokens`, in order: a prompt's structure."""
+        """Return the ids of the special tokens in `tokens`, in their order."""
         return [token for token in tokens if token >= FIRST_SPECIAL]
 
 

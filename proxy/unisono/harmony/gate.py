@@ -1,4 +1,8 @@
-"""Parts of repaired messages, and the gate that accepts or stops them."""
+"""Parts of repaired messages, and the gate that accepts or stops them.
+
+A position is a number of tokens after the prompt's `<|start|>assistant`. It counts the tokens that the model generated
+and those that the gateway inserted. The caller stores these tokens, so it can truncate them at a position.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from unisono.harmony.header import Header
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """Opened message. `tokens` is the whole legal header, from `<|start|>` to `<|message|>`.
+    """Beginning of a message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
 
     The message begins at the position `start` or later; `end` is the position after its header.
     """
@@ -34,8 +38,8 @@ class BodyPart:
 class ClosedPart:
     """End of a message. `token` is its terminator, and `end` is the position after the message.
 
-    `complete` is False if the message was truncated; `token` is then supplied by repair. A truncated call is not
-    reported as a call.
+    `complete` is False if the message was truncated. In that case, repair supplied `token`, and a call is not reported
+    as a call.
     """
 
     token: int
@@ -50,25 +54,25 @@ class Gate(Protocol):
     """Policy that accepts or stops messages; called once or twice per message, never per token."""
 
     def opens(self, message: OpenPart) -> bool:
-        """Return False to stop reading before the message; nothing of it was emitted."""
+        """Return False to stop reading before the message. No part of the message was emitted."""
         ...
 
     def is_buffered(self, header: Header) -> bool:
-        """Return whether a text or a call is emitted only when complete."""
+        """Return whether a text or a call with this header is emitted only when it is complete."""
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         """Return the content of a complete text or call, or None to reject it and stop reading.
 
-        The content is the whole text, or a part of it without an enclosure such as a code fence. If `held` is False,
-        the text was already emitted, and the result is ignored.
+        The content is `text`, or `text` without an enclosure such as a code fence. `held` is True if the text has been
+        buffered. If `held` is False, the text was already emitted, and a result other than None is ignored.
         """
         ...
 
     def limits_blanks(self, header: Header) -> bool:
-        """Return whether reading stops in the body if it has too many blanks in a row.
+        """Return whether reading stops if the body has too many blanks in a row.
 
-        This is meant for bodies that are JSON. Blanks inside JSON strings do not count.
+        The limit is meant for bodies that are JSON. Blanks inside JSON strings do not count.
         """
         ...
 
@@ -86,7 +90,7 @@ class Stopped:
     """Message at which a gate stopped reading.
 
     The message begins at the position `start`, its header ends at `header_end`, and reading stopped at `end`.
-    `message_parts` explains positions. `tokens` are the tokens of the message's legal header.
+    `tokens` are the tokens of the message's legal header.
     """
 
     header: Header

@@ -25,7 +25,7 @@ from unisono.core.table_key import TableKey
 
 
 class State(TableKey):
-    """Position of the next token in the output."""
+    """Part of the output that the next token belongs to."""
 
     # Inside a header; its tokens are buffered until their meaning is known.
     HEADER = auto()
@@ -55,7 +55,7 @@ class TokenMark(TableKey):
 
 
 class MarkTable(dict[int, TokenMark]):
-    """Marks by token id; a token that is not in the table gets the mark of its range of ids."""
+    """Token classes by token id; an id that is not in the table gets the class of its range."""
 
     def __missing__(self, token: int) -> TokenMark:
         if 0 <= token < FIRST_SPECIAL:

@@ -46,7 +46,7 @@ INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
 class BodyHandling(Enum):
-    """Handling of a body's tokens, which the header decides."""
+    """Handling of the tokens of a body, which depends on the header."""
 
     # Emit every token at once.
     FORWARD = auto()
@@ -58,7 +58,7 @@ class BodyHandling(Enum):
 
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
 class Header:
-    """Meaning of a header. `body` is message text found in a header without `<|message|>`."""
+    """Meaning of a header. `body` is message text inside a header without `<|message|>`."""
 
     channel: str = FINAL
     recipient: Recipient = NOBODY
@@ -86,7 +86,7 @@ class Header:
 
     @cached_property
     def is_answer(self) -> bool:
-        """True for an answer or a call: text without a header after it is not the answer."""
+        """True for an answer or a call. Later text without a header is then not the answer."""
         return self.recipient.kind is not RecipientKind.NONE or self.channel == FINAL
 
     @cached_property
@@ -131,8 +131,8 @@ class HeaderWords:
 def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool, supplied: bool = False) -> Header:
     """Return the meaning of a header that reached `<|message|>`.
 
-    `role_given` means that `text` begins with the role, because the output contains the `<|start|>`. `supplied`
-    means that repair inserted the start, so a bare channel word is expected.
+    `declared` are the wire names of the offered tools, None if unknown. `role_given` means that `text` begins with the
+    role, because the output contains the `<|start|>`. `supplied` means that repair inserted the `<|start|>`.
     """
     header, unknown_tool = _read_header(text, declared, role_given, supplied)
     if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
@@ -152,12 +152,12 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
 
 
 def respelled_call(header: Header) -> Header:
-    """Return the header of a call with the note that its recipient was respelled."""
+    """Return the header of a call, with a recorded repair of the recipient's spelling."""
     return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
 
 
 def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> tuple[Header, str]:
-    """Return the meaning of a header, and the name of an undeclared tool in it, or empty."""
+    """Return the meaning of a header, and the undeclared tool that the header names, or ""."""
     *earlier, segment = text.split(S)
     words = HeaderWords()
     carried = _read_earlier(earlier, words, role_given)
@@ -179,9 +179,9 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
 
 
 def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
-    """Return the words before the last `<|start|>` in a header; None if no words precede it.
+    """Return the words before the last `<|start|>` in a header; None if there are none to use.
 
-    At each `<|start|>`, the model began the header again. `read_header` explains `role_given`.
+    `earlier` are the texts before each `<|start|>`, at which the model began the header again.
     """
     if not earlier:
         return None
@@ -201,7 +201,7 @@ def _last_known(words: HeaderWords) -> str:
 
 
 def split_role(segment: str, words: HeaderWords) -> tuple[str, str]:
-    """Return a role other than `assistant`, or an empty string, and the rest of the segment."""
+    """Return the role ("" for `assistant` or no role) and the rest; record repairs in `words`."""
     if segment.startswith(ASSISTANT):
         rest = segment[len(ASSISTANT) :]
         if rest and not rest[0].isspace() and rest[0] not in (C, T):
@@ -255,10 +255,10 @@ def _read_words(segment: str, declared: frozenset[str] | None, words: HeaderWord
 
 
 def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[bool, bool]:
-    """Handle `<|channel|>`; return whether a channel must follow, and whether `after` was used.
+    """Handle `<|channel|>`; return whether a channel must follow, and whether `after` was read.
 
-    A marker directly after a recipient is usually a mistake of the model inside the recipient's name. The exception is
-    the header's first marker, because a recipient may precede the channel.
+    `before` and `after` are the neighbouring pieces. A marker directly after a recipient is usually a mistake in the
+    recipient's name. The exception is the header's first marker, because a recipient may precede the channel.
     """
     word = "" if after in ("", C, T) or after.isspace() else after
     if before.startswith("to=") and words.recipients:
@@ -276,7 +276,7 @@ def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[b
 
 
 def _read_type_marker(words: HeaderWords, before: str, after: str) -> bool:
-    """Handle `<|constrain|>`. Return whether the piece `after` the marker was consumed."""
+    """Handle `<|constrain|>`, and return whether `after`, the piece after the marker, was read."""
     if before == "to=":
         words.note("type-as-recipient")
     elif before.startswith("to=") and words.recipients and words.recipients[-1].endswith("."):
@@ -378,7 +378,7 @@ def spell_channel(word: str) -> tuple[str, bool]:
 
 
 def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[str] | None) -> Header:
-    """Return the header of a message with a foreign role.
+    """Return the header of a message whose role is not `assistant`.
 
     Either the model invented the role, or it wrote a tool's name instead of the role.
     """
@@ -396,5 +396,5 @@ def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[
 
 
 def is_invented(role: str) -> bool:
-    """Return whether the model must not speak in this role, such as `system` or `user:bob`."""
+    """Return whether the model must not use this role, such as `system` or `user:bob`."""
     return role.casefold().partition(":")[0] in INVENTED_ROLES

@@ -42,7 +42,7 @@ class HeldHeader:
 
     @property
     def may_be_short(self) -> bool:
-        """False if the text is certainly too long to be parsed again."""
+        """False if there are so many tokens that their text must exceed `MAX_REREAD_LENGTH`."""
         return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
 
 
@@ -106,11 +106,14 @@ class HeaderBuffer:
         return complete
 
     def read_bodyless(self) -> Header:
-        """Return the meaning of the text as header and body in one."""
+        """Interpret the text as a header that is directly followed by its body."""
         return self._read_bodyless(self.text())
 
     def read_unfinished(self, reason: FinishReason) -> Header | None:
-        """Return the meaning of a header in which the output ended; None if it has no content."""
+        """Interpret the text as a header in which the output ended because of `reason`.
+
+        Return None if the text contains no part of a message that can be emitted.
+        """
         output, text = self._output, self.text()
         self.note_cut_preamble()
         if not text.strip() and (self.is_first or not text):
@@ -126,17 +129,17 @@ class HeaderBuffer:
         return None if header.dropped else header
 
     def note_cut_preamble(self) -> None:
-        """Note the missing end of the preamble that a header without a body interrupted."""
+        """Record the repair of a preamble that this header interrupted before its end marker."""
         if self.held.cuts_preamble:
             self._output.note("missing-end")
 
     def is_empty(self) -> bool:
-        """Return whether the text has no body, assuming that it ends here without `<|message|>`."""
+        """Return whether the text has no body if it ends here, without `<|message|>`."""
         text = self.text()
         return not text.strip() or not self._read_bodyless(text).body
 
     def is_restarted(self) -> bool:
-        """Return whether a `<|start|>` after the text begins the same header again."""
+        """Return whether a `<|start|>` that follows the text begins the same header again."""
         return self._is_short() and self.is_empty()
 
     def is_whole_message(self) -> bool:
@@ -158,7 +161,7 @@ class HeaderBuffer:
     # -- text between messages
 
     def header_from_text(self) -> HeldHeader | None:
-        """Return the text as the beginning of a header; None if it does not begin like a header."""
+        """Return a held header that begins with the text; None if the text is not like a header."""
         text = self.text()
         if not may_be_header(text, self._declared):
             return None

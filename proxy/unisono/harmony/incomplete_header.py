@@ -31,9 +31,9 @@ from unisono.harmony.recipients import NOBODY, RecipientKind, cut_at_marker, rea
 
 
 def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header:
-    """Return the header of a closed message with the body `text`, which may be a call.
+    """Return the header of a closed message; the body `text` may show that it is a call.
 
-    `token` ended the message. `terminated` is False if repair supplied this token, because the message was truncated.
+    `token` ended the message. `terminated` is False if the message was truncated, so that repair supplied `token`.
     """
     if header.if_json is not None:
         is_call = is_json_object(text) if terminated else text.lstrip().startswith("{")
@@ -116,8 +116,8 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
 def is_whole_message(text: str, *, first: bool) -> bool:
     """Return whether a header that continues with a channel marker is already a whole message.
 
-    The text is a whole message if it has arguments after a recipient, or other words after a channel. If `first` (no
-    header was read before), other words without any markup are a whole message too.
+    The text is a whole message if it has arguments after a recipient, or words without meaning in a header after a
+    channel. If `first` is True (no header was read before), such words without any markup are a whole message too.
     """
     segment = text.rpartition(S)[2]
     _, to, rest = segment.rpartition("to=")
@@ -131,7 +131,7 @@ def is_whole_message(text: str, *, first: bool) -> bool:
 
 
 def _has_text(section: str) -> bool:
-    """Return whether the part before the last channel marker has more than header words."""
+    """Return whether `section`, the part before the last channel marker, contains message text."""
     return bool(_text_words(section))
 
 

@@ -28,5 +28,6 @@ def check_structure(encoding: Encoding, text: str, tokens: Sequence[int]) -> Non
     """
     if Encoding.special_ids(encoding.encode_as_server(text)) != Encoding.special_ids(tokens):
         raise InvalidRequest(
-            "A message contains spelled control tokens that cannot be sent to this model safely; remove them."
+            "A message contains text that spells control tokens, and cannot be sent to this model safely; remove this "
+            "text."
         )

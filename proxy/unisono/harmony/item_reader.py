@@ -16,7 +16,7 @@ from unisono.harmony.tools import ToolSet
 
 
 def body_text(encoding: Encoding) -> BodyText:
-    """Return the reader of message bodies that the encoding selects."""
+    """Return the decoder of message bodies that the encoding selects."""
     if encoding.uses_library_parser:
         # Imported only here, because the library needs 50 MB.
         from unisono.harmony.library_parser import LibraryBodyText
@@ -28,10 +28,10 @@ def body_text(encoding: Encoding) -> BodyText:
 class ItemFactory:
     """Factory of the items of one answer, numbered in the order of their messages.
 
-    `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is complete;
-    otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If `calls_allowed` is
-    False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only the first call is emitted.
-    `gate` decides which other messages are emitted only when they are complete.
+    `new_call_id` returns a new id for each tool call. With `hold_calls`, a call is emitted only when it is complete.
+    Without `hold_calls`, the arguments are emitted as they arrive, and a truncated call closes as incomplete. If
+    `calls_allowed` is False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only the
+    first call is emitted. `gate` decides which other messages are emitted only when they are complete.
     """
 
     # Rules.
@@ -154,15 +154,15 @@ class ItemReader:
         return True
 
     def replace_body(self, body: Sequence[int]) -> None:
-        """Replace the body tokens read so far by `body`, and continue after them."""
+        """Replace the body tokens read so far with `body`, and continue after `body`."""
         self._parser.start(body)
         self.body[:] = body
 
     def replace_end(self, encoding: Encoding, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last `tokens` tokens of the body by the tokens `instead`.
+        """Replace the last `tokens` tokens of the body with the tokens `instead`.
 
-        Return False and change nothing if the body is shorter, or if more text was already emitted than the new body
-        has.
+        Return False and change nothing if the body has fewer than `tokens` tokens, or if more text was already emitted
+        than the new body has.
         """
         if len(self.body) < tokens:
             return False
@@ -180,7 +180,7 @@ class ItemReader:
     def emit_end(self, closed: Closed, events: list[Event]) -> None:
         """Add the last events of the item to `events`, ending with `closed`.
 
-        `closed.item` is the item to report. If nothing was emitted before, it may differ from `item`.
+        The events report `closed.item`, which may differ from `self.item` if nothing was emitted before.
         """
         # The parser's deltas are a prefix of the text: it withholds the bytes of an incomplete character and all text
         # after such bytes in the same token.

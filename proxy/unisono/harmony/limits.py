@@ -31,8 +31,8 @@ MAX_CHARACTERS = 400_000
 class SchemaBudget:
     """Remaining budget for all tools of one request.
 
-    `json` counts bytes of ASCII JSON, `nodes` the visited schemas with references expanded, `characters` the
-    declared text.
+    `json` is a number of bytes of ASCII JSON, `nodes` a number of visited schemas, and `characters` a number of
+    characters of declared text. A schema or text is charged once for each reference to it.
     """
 
     json: int = MAX_JSON_BYTES
@@ -61,8 +61,8 @@ class SchemaBudget:
 class SchemaPlace:
     """Location in a tool's schema.
 
-    `names` are the property names and keywords that lead to it from the root. `references` are the references that are
-    being expanded.
+    `names` are the property names and keywords on the path from the root to this location. `references` are the
+    references that are being expanded.
     """
 
     names: tuple[str, ...] = ()

@@ -20,8 +20,8 @@ from unisono.harmony.ts_types import NULL, ArrayType, BlockType, InlineType, Obj
 def function_text(name: str, lines: Iterable[str], argument: Shape | None) -> str:
     """Return the TypeScript declaration of a function, which ends with an empty line.
 
-    `lines` are the comment lines above it. `argument` is the type of its argument; None for a function without
-    arguments.
+    `lines` are the comment lines above the declaration. `argument` is the type of the function's argument; None for a
+    function without arguments.
     """
     written = "()" if argument is None else f"(_: {_written(argument, '')})"
     return "\n".join((*(f"// {line}" for line in lines), f"type {name} = {written} => any;\n"))

@@ -95,9 +95,9 @@ class _Text:
 
 
 def retokenized(encoding: Encoding, tokens: Sequence[int]) -> list[int]:
-    """Split the text between the control tokens again, as the model's own tokenizer would.
+    """Encode the text between the control tokens again, as the model's own tokenizer would.
 
-    The control tokens stay, and so do the tokens of an incomplete character at the end.
+    The control tokens stay unchanged, and so do the tokens of an incomplete character at the end.
     """
     # An incomplete character cannot be decoded to text and encoded again.
     end = len(tokens) - unfinished(encoding, tokens)

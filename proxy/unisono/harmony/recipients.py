@@ -66,7 +66,7 @@ class Recipient:
 
     @cached_property
     def full_name(self) -> str:
-        """Return the name as in a header, such as `functions.NAME`; empty if there is no recipient."""
+        """Return the name as a header spells it, such as `functions.NAME`; "" for no recipient."""
         match self.kind:
             case RecipientKind.NONE:
                 return ""
@@ -80,7 +80,7 @@ NOBODY = Recipient(RecipientKind.NONE)
 
 
 def choose_recipient(words: Iterable[str], declared: frozenset[str] | None) -> Recipient:
-    """Return the first recipient that is a tool, or `NOBODY`; the model may repeat recipients."""
+    """Return the first of the header's recipients `words` that is a tool, or `NOBODY`."""
     found = (read_recipient(word, declared) for word in words)
     return next((recipient for recipient in found if recipient.kind is not RecipientKind.NONE), NOBODY)
 
@@ -114,9 +114,9 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
 
 
 def cut_at_marker(word: str) -> tuple[str, bool]:
-    """Cut each part of a dotted name at a spelled marker; return it, and whether it changed.
+    """Cut the parts of a dotted name at a spelled marker; return the name, and True if cut.
 
-    The returned name is empty if nothing remains of a part.
+    The returned name is empty if any part is empty after the cut.
     """
     if "<|" not in word:
         return word, False
@@ -201,7 +201,7 @@ def respell(header: str, declared: frozenset[str] | None) -> str:
 def _spellings(name: str) -> set[str]:
     """Return the names that the model may have meant by `name`.
 
-    They are without doubled prefixes, a colon in place of a dot, attached content types or arguments, and punctuation.
+    These are `name` itself, and `name` without the prefix `functions`, content types, arguments or punctuation.
     """
     names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
     for prefix in ("functions.", "functions:", "functions/", "functions"):

@@ -117,9 +117,9 @@ Piece: TypeAlias = PromptPart | Tokens
 class PromptPlan:
     """Messages of a prompt, and the tokens of the messages that are cached.
 
-    `cold_chars` is the number of characters that must be tokenized. `keys` are the cache keys of the messages, and
-    `known` their cached tokens; None for a message without them. `pieces` is None if sections of tools have to be
-    written before the messages can be looked up.
+    `cold_chars` is the number of characters that must be tokenized. `pieces` are the messages. `pieces` is None if
+    sections of tools have to be written before the messages can be looked up. `keys` contains the cache key of each
+    message, or None for a generated message. `known` contains the cached tokens of each message, or None.
     """
 
     cold_chars: int
@@ -174,7 +174,7 @@ class Renderer:
         return PromptPlan(cold, pieces, keys, known)
 
     def prompt(self, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None = None) -> list[int]:
-        """Return the prompt's token ids; `plan`, made from the same arguments, saves the lookups.
+        """Return the prompt's token ids; a `plan` for the same arguments saves the cache lookups.
 
         The ids end in `<|start|>assistant`, or in the open message of a prefill. `tools` must be made from the tools in
         `conversation.preamble`. Raises InvalidRequest for a run of characters that is too long for the tokenizer, and
@@ -198,8 +198,8 @@ class Renderer:
     def text_prompt(self, conversation: Conversation, tools: ToolSet) -> str:
         """Return the prompt as text, for a backend that reads control tokens in text.
 
-        Spellings of control tokens in outside text are broken up. Raises InvalidRequest if the backend would still read
-        other control tokens than the rendered ones.
+        Control tokens that are spelled in text from clients or tools are broken up. Raises InvalidRequest if the
+        control tokens that the backend would read still differ from the rendered ones.
         """
         pieces = self._pieces(conversation, tools)
         texts = [self._spelled(piece) for piece in pieces]

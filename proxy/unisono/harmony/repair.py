@@ -31,9 +31,9 @@ class Repair:
 
     `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
     was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header);
-    without it, the prompt ends in `<|start|>assistant`. `answered` means that the step already has an answer or a call.
-    `position`, `origin` and `closed_to` are the first values of these attributes of `RepairedOutput`. No input raises
-    an exception.
+    None if the prompt ends in `<|start|>assistant`. `answered` means that the step already has an answer or a call.
+    `position`, `origin` and `closed_to` are initial values; `RepairedOutput` explains them. No input raises an
+    exception.
     """
 
     # Rules of the states. The table `grammar.STEPS` gives the action for each token in each state.
@@ -67,7 +67,7 @@ class Repair:
         self._header = HeaderBuffer(self.output, encoding, declared, builtins)
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
-        """Read further generated tokens, and return the parts that they complete."""
+        """Read further generated tokens, and return the parts of messages that they complete."""
         is_text = bytes([0 <= token < FIRST_SPECIAL for token in tokens])
         begin = 0
         while (marker := is_text.find(False, begin)) >= 0:
@@ -202,7 +202,7 @@ class Repair:
             self._open(token, None)
 
     def _bodyless(self, token: int, rule: str | None) -> None:
-        """Interpret the buffer as header and body in one; `token` ended it."""
+        """Interpret the buffer as a header directly followed by its body; `token` ended the body."""
         header = self._header.read_bodyless()
         self._header.note_cut_preamble()
         self.output.note_header(header)
@@ -225,7 +225,7 @@ class Repair:
     def _cut(self, token: int, rule: str | None) -> None:
         """Handle `<|start|>` or `<|channel|>` in a body.
 
-        The new header decides between a missing end and a call inside a preamble.
+        If the body is a preamble, the new header decides whether the preamble lacks its end marker or contains a call.
         """
         message = self._message
         if not (message.is_text and message.unopened):
@@ -269,7 +269,7 @@ class Repair:
     # -- end of the output
 
     def restore_stop(self) -> bool:
-        """Supply the stop token that the backend does not send; return False if none is missing."""
+        """Supply the stop token, which the backend never sends; return False if none is missing."""
         if self._state is State.BODY:
             is_call = self._message.may_be_call
         elif self._state is State.HEADER and not self._header.is_empty():

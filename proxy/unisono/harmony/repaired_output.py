@@ -32,10 +32,10 @@ class UnsettledText:
 
 
 class RepairedOutput:
-    """Output of repair since the last call of `take`, with positions as in `message_parts`.
+    """Output of repair since the last call of `take`. `gate` explains positions.
 
     `position` is the position after the last token that was read, and `origin` is the number of generated tokens
-    before position 0, negative if tokens were inserted. `closed_to` is the position after the last closed message.
+    before position 0; negative if tokens were inserted. `closed_to` is the position after the last closed message.
     `has_answer` means that the prompt or the output contains an answer or a call of the current step.
     """
 
@@ -56,7 +56,7 @@ class RepairedOutput:
         self.unsettled: UnsettledText | None = None
 
     def take(self) -> list[Legal]:
-        """Return the parts that were added since the last call of `take`, and remove them here."""
+        """Return the parts that were added since the last call of `take`, and clear `parts`."""
         parts, self.parts = self.parts, []
         return parts
 
@@ -105,7 +105,7 @@ class RepairedOutput:
     def add_ended_header(self, header: Header, token: int) -> None:
         """Add the message of a header that `token` ended before any `<|message|>`, or hold its text.
 
-        Text without a channel is held: it is reasoning if a message follows, else the answer.
+        Text without a channel is held. The text is reasoning if a message follows, and otherwise the answer.
         """
         if header.dropped or (not header.body and not header.is_call):
             return
@@ -147,8 +147,8 @@ class RepairedOutput:
 class OpenMessage:
     """Message whose header was read, and whose terminator has not arrived.
 
-    `handling` determines whether its body is forwarded, buffered or dropped. `unopened` is the part that opens the
-    message. It is None if it was emitted already, or if the prompt opened the message.
+    `handling` determines whether the body is forwarded, buffered or dropped. `unopened` is the part that opens the
+    message. `unopened` is None if the part was emitted already, or if the prompt opened the message.
     """
 
     # Rules.
@@ -209,7 +209,7 @@ class OpenMessage:
             output.closed_to = end
 
     def cut(self, end: int) -> None:
-        """Close the message at the beginning of another one."""
+        """Close the message at the position `end`, because another message begins there."""
         self.close(END, end, complete=not self.header.is_call, terminated=False)
 
     def _open(self, unopened: OpenPart) -> None:

@@ -1,8 +1,8 @@
 """Router: turns generated tokens into the events of reasoning, text and tool calls.
 
 The router is synchronous and does no I/O. `Repair` turns any tokens into well-formed messages, a table maps the tokens
-of their bodies to text, and the router assigns the text to items. A body token gives at most one delta, so the items
-and their texts do not depend on the chunks in which the tokens arrive.
+of their bodies to text, and the router assigns the text to items. Each body token produces at most one delta, so the
+items and their texts do not depend on the chunks in which the tokens arrive.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class HarmonyRouter:
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """Replace the last tokens of the open message by the tokens `instead`.
+        """Replace the last tokens of the open message with the tokens `instead`.
 
-        `tokens` is the number of tokens to replace. They still count as generated. Return False and change nothing if
-        no message is open, if its body has fewer than `tokens` tokens, or if the client already received more text than
-        the new body has.
+        `tokens` is the number of tokens to replace. The replaced tokens still count as generated. Return False and
+        change nothing if no message is open, if its body has fewer than `tokens` tokens, or if the client already
+        received more text than the new body has.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):
@@ -133,7 +133,7 @@ class HarmonyRouter:
         return True
 
     def trim(self, body: Sequence[int], end: int) -> None:
-        """Replace the body of the open message by `body`, which ends at the position `end`."""
+        """Replace the body of the open message with `body`, which ends at the position `end`."""
         opened = self._open
         assert opened is not None
         self._repair = self._new_repair(
@@ -144,7 +144,7 @@ class HarmonyRouter:
         self.stopped = None
 
     def count(self, tokens: int) -> None:
-        """Count generated tokens that are not read."""
+        """Add the number `tokens` of generated tokens that are not read to the count."""
         self._repair.output.origin += tokens
 
     @property
@@ -205,7 +205,7 @@ class HarmonyRouter:
 
     @property
     def usage(self) -> Usage:
-        """Output tokens so far, over all generations."""
+        """Usage so far, over all generations: output tokens and reasoning tokens."""
         return Usage(completion_tokens=self.output_tokens, reasoning_tokens=self.counter.reasoning)
 
     @property

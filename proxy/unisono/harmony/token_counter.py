@@ -1,4 +1,4 @@
-"""Counting of output tokens as the model's own tokenizer splits the text, and their limit."""
+"""Counting and limiting of output tokens, in the tokens of the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from unisono.harmony.gate import OpenPart
 
 
 class TokenCounter:
-    """Counter of the reasoning tokens of one answer, with corrections to its output tokens.
+    """Counter of reasoning tokens, and of corrections to the output tokens, of one answer.
 
-    Both numbers include all generations of the answer. `canonical` means that the backend sent text, so that its tokens
-    are guesses. The router then encodes the text again with `header` and `body`. `canonical` may be changed at any
-    time.
+    The counts include all generations of the answer. `canonical` means that the backend sent text, so that the tokens
+    that the decoder made from the text are guesses. In that case, the router encodes the text again with `header` and
+    `body`. `canonical` may be changed at any time.
     """
 
     # Rules.
@@ -54,7 +54,7 @@ class TokenCap:
     """Limit of one generation to `max_tokens` tokens.
 
     The limit is enforced even if the backend ignores it. The limit is exceeded when `room` is below 0. `guessed` means
-    that the tokens were made from text, so their number is only an estimate.
+    that the decoder made the tokens from text, so their number is only an estimate.
     """
 
     # Token ids are counted on arrival. Tokens made from text end wherever a chunk ends, so there are more of them than

@@ -1,8 +1,8 @@
-"""Tools as the model sees them: legal names, mapped to the client's names, and declarations.
+"""Tools as the model sees them: declarations, and wire names in place of the client's names.
 
-Every wire name matches `[A-Za-z0-9_-]{1,64}`, and a legal name stays unchanged. Two tools never share a name.
-The same list always gets the same names, so that prompts stay byte-stable. A client's declaration is either
-printed correctly or rejected with the name of the wrong field.
+Every wire name (name in the prompt) matches `[A-Za-z0-9_-]{1,64}`. A client's name that matches already is used
+unchanged. Two tools never share a name. The same list of tools always gets the same names, so that prompts stay
+byte-stable. A client's declaration is either printed correctly or rejected with the name of the wrong field.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 class Declaration:
     """Declaration of a tool in the prompt.
 
-    `name` is the wire name, `lines` are the comment lines above it, and `argument` is the type of its argument, None
-    for a tool without arguments. If the conversation has a newer definition of the tool, `digest` identifies this older
-    one; otherwise it is empty.
+    `name` is the wire name, and `lines` are the comment lines above the declaration. `argument` is the type of the
+    tool's argument; None for a tool without arguments. `digest` identifies this definition if the conversation contains
+    several definitions of the tool; otherwise `digest` is empty.
     """
 
     name: str
@@ -82,11 +82,11 @@ class ToolSet:
         return tuple(f"{FUNCTIONS}{each.name}" for each in self.declarations)
 
     def with_builtins(self, builtins: Iterable[str]) -> ToolSet:
-        """Return the same tools together with some that gpt-oss was trained on."""
+        """Return the same client tools, with `builtins` as the offered tools gpt-oss was trained on."""
         return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins), self.texts)
 
     def trained(self, client_name: str) -> bool:
-        """Return whether the name is that of a tool gpt-oss was trained on, and of no client's tool."""
+        """Return whether gpt-oss was trained on the tool, and no tool of the client has its name."""
         return is_builtin(client_name) and client_name not in self._wire
 
     def wire(self, client_name: str) -> str:
@@ -120,10 +120,10 @@ def plan_tools(
 ) -> ToolSet:
     """Name and check the tools of one request.
 
-    `at` is the path of a tool in the client's request, and `schema_field` the field with its schema; error messages
-    need them. Identical tools are declared once. Raises InvalidRequest with the field for: a missing name, two
-    different tools with the same name, a schema that is not an object or is too deep or too big, and names or values
-    with control characters.
+    Errors name the field that caused them: `at` is the path of a tool in the client's request, and `schema_field` the
+    field of the tool that contains its schema. Identical tools are declared once. Raises InvalidRequest for a missing
+    name, two different tools with the same name, a schema that is not an object or is too deep or too big, and names or
+    values with control characters.
     """
     if not tools:
         return NO_TOOLS
@@ -176,7 +176,7 @@ _JSON: Final = json.JSONEncoder(allow_nan=False)
 
 
 def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
-    """Return the content of a tool as bytes, unique to that content, and charge `budget`."""
+    """Return bytes unique to the content of a tool, and charge their number to `budget`."""
     parameters = tool.parameters
     if not isinstance(parameters, dict) and isinstance(parameters, Mapping):
         parameters = dict(parameters)
@@ -246,7 +246,7 @@ def _is_same(one: FunctionTool | None, other: FunctionTool) -> bool:
 
 
 def _definition(tool: FunctionTool, name: str) -> Declaration:
-    """Return the declaration of one definition of a tool that has several in the conversation."""
+    """Return the declaration of one of several definitions of a tool in the conversation."""
     planned = plan_tools((tool,))
     return replace(planned.declarations[0], name=name, digest=planned.digest)
 

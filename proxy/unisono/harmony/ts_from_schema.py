@@ -1,6 +1,6 @@
 """TypeScript shapes from the JSON Schema of tool parameters.
 
-The output prints as correct TypeScript: references are resolved, `allOf` is merged, alternatives become unions,
+The shapes can be printed as correct TypeScript: references are resolved, `allOf` is merged, alternatives become unions,
 and nothing silently becomes `any`. Constraints that TypeScript cannot express become comments. Text that could
 break out of the declaration is rejected. A `SchemaBudget` bounds the work for any schema."""
 
@@ -151,7 +151,7 @@ class _Reader:
         return merged(first, second)
 
     def _find(self, reference: str, place: SchemaPlace) -> Schema:
-        """Return the target of a reference; outside of this document, only a description of it."""
+        """Return the schema that a reference points to; only a description if not in the document."""
         if len(reference) > MAX_REFERENCE_LENGTH:
             raise place.refuse(f"a reference is longer than {MAX_REFERENCE_LENGTH} characters")
         elsewhere = {"description": f"see {one_line(reference)}"}
@@ -174,7 +174,7 @@ class _Reader:
         return found
 
     def _repeated(self, reference: str) -> Schema:
-        """Return a schema with only the type and the name of a recursive reference."""
+        """Return the substitute for a recursive reference: only the type and name of its target."""
         target = self._find(reference, SchemaPlace())
         name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
         kind = _kind(target)
@@ -241,7 +241,7 @@ class _Reader:
         return SchemaReading(InlineType(("{}" if others is False else "object",)))
 
     def _values(self, schema: Schema, place: SchemaPlace) -> SchemaReading | None:
-        """Return the shape of the values of unnamed keys; None if the schema does not describe them."""
+        """Return the shape of the values of keys that `properties` does not name; None if not given."""
         patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
         if isinstance(patterns, Mapping) and patterns:
             shapes = [self.read(value, place.at("patternProperties")).shape for value in patterns.values()]
@@ -281,7 +281,10 @@ class _Reader:
         return text
 
     def _examples(self, examples: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return examples as openai-harmony prints them if all are strings, otherwise as one note."""
+        """Return the examples that are printed as lines, and those that become a comment.
+
+        Examples are printed like openai-harmony does if all of them are strings. Otherwise, they become one comment.
+        """
         if not isinstance(examples, list) or not examples:
             return (), ()
         texts = _texts(examples)
@@ -335,7 +338,7 @@ _KINDS: dict[str, Callable[[_Reader, Schema, SchemaPlace], SchemaReading]] = {
 
 
 def _kind(schema: Schema) -> str:
-    """Return the schema's type, or the one its keywords imply; empty if unknown."""
+    """Return the type of the schema, or the type that its keywords imply; "" if unknown."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return kind
@@ -361,7 +364,7 @@ def _label(shape: Shape, number: int) -> str:
 
 
 def _breadth(schema: Schema) -> int:
-    """Return the number of keywords and of the entries in their lists and objects."""
+    """Return the number of keywords plus the number of entries in their lists and objects."""
     return len(schema) + sum(len(value) for value in schema.values() if isinstance(value, list | dict))
 
 

@@ -76,7 +76,7 @@ def _keep(first: object, second: object) -> object:
 
 
 def _both(first: object, second: object) -> object:
-    """Combine the two schemas of one keyword to an `allOf`, which is merged when it is read."""
+    """Combine the two values of a keyword into an `allOf`, which is merged when it is read."""
     return first if first == second else {"allOf": [first, second]}
 
 
@@ -124,7 +124,7 @@ def _number(pick: Callable[[float, float], float]) -> Combine:
 
 
 def _alternatives(first: object, second: object) -> object:
-    """Combine two lists of alternatives to all pairs, or keep the first list if these exceed 16."""
+    """Combine two lists of alternatives into all pairs; keep only `first` if there are over 16."""
     if not isinstance(first, list) or not isinstance(second, list) or first == second:
         return first
     if len(first) * len(second) > 16:
@@ -258,7 +258,7 @@ def without_null(shape: Shape) -> Shape:
 
 
 def spelled(key: str) -> str:
-    """Return a property name in TypeScript: bare if it is an identifier, else quoted."""
+    """Return the property name `key` in TypeScript: quoted unless it is an identifier."""
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 

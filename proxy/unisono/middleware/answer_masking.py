@@ -1,6 +1,6 @@
-"""Masking of answers: each item is buffered until the hooks have checked and changed it.
+"""Masking of answers: each item is buffered until the hooks have checked (and changed) it.
 
-Clients and the store get the texts and the arguments of calls as the hooks changed them. An answer of a pass-through
+Clients and the store get texts and call arguments only after the changes of the hooks. An answer of a pass-through
 model cannot be changed. If a hook wants to change it, the answer is refused instead.
 """
 
@@ -46,7 +46,7 @@ class BufferingHookGate(AnswerHookGate):
         self._changed_calls: dict[str, HostedCall] = {}
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Admit the request, but without alternative tokens in the answer, which no hook checks."""
+        """Admit the request, but remove `logprobs`: no hook checks the alternative tokens."""
         request = await super().admit(request)
         if request.logprobs:
             self.report.notes.append(f"{request.prompt.fields.logprobs}: {NO_ALTERNATIVES}")
@@ -54,7 +54,7 @@ class BufferingHookGate(AnswerHookGate):
         return request
 
     async def filter(self, batch: list[Event]) -> list[Event]:
-        """Return the events of items that are complete and checked; buffer all others.
+        """Return the events of complete items that the hooks have checked; buffer all other events.
 
         Raises `Refused` if a hook refuses an item, and `HookFailed` if a mandatory hook fails.
         """
@@ -94,7 +94,7 @@ class BufferingHookGate(AnswerHookGate):
         return bool(self._buffered) and isinstance(self._buffered[0], Passed | PassedBytes)
 
     async def _checked(self, closed: Closed) -> list[Event]:
-        """Return the events of an item, with its text as the hooks changed it."""
+        """Return the events of a complete item, with the text that the hooks returned."""
         buffered, self._buffered = self._buffered, []
         text = await self._check(closed)
         if text == closed.text:

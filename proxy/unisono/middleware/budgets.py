@@ -28,7 +28,7 @@ from unisono.middleware.quota import NEVER_S, Metering, QuotaGate
 
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
-    """Budget for the answers of some deployments. `name` identifies the budget in the store."""
+    """Budget to which all answers of `deployments` are charged; `name` is its id in the store."""
 
     name: str
     limits: KeyLimits
@@ -42,8 +42,8 @@ class SharedBudget:
 class SharedBudgets:
     """Factory of gates that enforce shared budgets.
 
-    `deployments` returns the names of the deployments that may answer for a model and the tags of a request.
-    `stand_ins` are the configured fallbacks of the models.
+    `deployments(model, tags)` returns the names of the deployments that may answer a request for `model` with these
+    tags. `stand_ins` contains the configured fallbacks of each model.
     """
 
     def __init__(
@@ -148,10 +148,11 @@ class BudgetGate(Gate):
                 self._metering.ledger.release(claim)
 
     def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
-        """Return the part of an answer's usage that a budget pays for; None if it pays for nothing.
+        """Return the part of an answer's usage to charge to a budget; None if there is no such part.
 
-        After a failover, each provider is paid for the tokens that it generated, and for the prompts of these attempts.
-        If no tokens were generated, as for embeddings, each provider that answered is paid for its prompts.
+        After a failover, each budget is charged for the attempts in which its deployments generated tokens: for these
+        tokens and for the prompts. If no tokens were generated, as for embeddings, each budget is charged for the
+        prompts that its deployments answered.
         """
         entry = replace(record.entry, account=budget.account)
         every = self.report.facts.steps
@@ -191,7 +192,7 @@ class BudgetGate(Gate):
 
 
 def _refused(refusals: Sequence[QuotaStatus]) -> LimitReached:
-    """Return the error for a request for which no budget has room."""
+    """Return the error for a request after the `refusals` of budgets left no deployment."""
     if any(status.refused is QuotaKind.BUDGET_RESERVED for status in refusals):
         return LimitReached(
             "Running requests have reserved the rest of this gateway's budget; try again when they have ended.",

@@ -29,8 +29,8 @@ def shutdown_error() -> ShuttingDown:
 class OpenRequest:
     """One request, or one WebSocket, from its first line to the end of its answer.
 
-    `streams` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
-    monotonic clock. `ended` is True once the request was cancelled from outside.
+    `streams` are the generation streams in progress. `active_at` is the time of the last message on a WebSocket, by the
+    monotonic clock. `ended` is True after `end` has cancelled the request.
     """
 
     task: asyncio.Task[object]
@@ -40,14 +40,15 @@ class OpenRequest:
     ended: bool = False
 
     def is_idle(self) -> bool:
-        """Return True for an idle WebSocket.
+        """Return True for an idle WebSocket, and False for any other request.
 
-        It is not idle for a short time after its last message, in which the result of a stream may be stored and sent.
+        A WebSocket becomes idle `QUIET_S` seconds after its last message. Until then, the result of a stream may still
+        have to be stored and sent.
         """
         return self.socket and not self.streams and monotonic() - self.active_at > QUIET_S
 
     def fail_streams(self) -> None:
-        """Make all generation streams of the request fail; its API surface reports the error."""
+        """Make all generation streams of the request fail, so that the client gets an error."""
         for stream in list(self.streams):
             stream.fail()
 
@@ -80,7 +81,7 @@ class Interruption:
         self._has_failed = False
 
     def fail(self) -> None:
-        """Raise `ShuttingDown` in the consumer, now or at its next batch."""
+        """Raise `ShuttingDown` in the consumer while it waits for a batch: now, or the next time."""
         if not self._has_failed:
             self._has_failed = True
             if self.waiting_task is not None:

@@ -1,7 +1,7 @@
-"""Gates that call hooks: before rendering, and before the end of the answer is emitted.
+"""Gates that call hooks: before the prompt is rendered, and before the answer's last event.
 
-The changes of hooks are stored at the beginning of the journal. When a response is resumed, no hook is called again,
-and the model continues from the same prompt.
+The changes that hooks make to a request are stored at the beginning of the response's journal. When a response is
+resumed, no `before` is called again, and the model continues from the same prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_ANNOTATION_CHARACTERS: Final = 10_000
 class HookGate(Gate):
     """Gate that calls the hooks of one generation when its request is admitted.
 
-    `requested` are the names of the guardrails that the request names.
+    `requested` are the names of the guardrails that the client requested.
     """
 
     def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class HookGate(Gate):
 
 
 class AnswerHookGate(HookGate):
-    """Gate that also calls hooks before the end of the answer is emitted."""
+    """Gate that also calls `after` of the hooks, before the last event of the answer is emitted."""
 
     def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
         super().__init__(hooks, requested)
@@ -108,7 +108,8 @@ class AnswerHookGate(HookGate):
     async def finish(self, finished: Finished) -> None:
         """Call `after` of all hooks.
 
-        Raises `Refused` if a hook refuses an answer that is not streamed, and `HookFailed` if a mandatory hook fails.
+        If a hook refuses an answer that is not streamed, `Refused` is raised. A streamed answer was sent already, so
+        its refusal becomes an annotation. Raises `HookFailed` if a mandatory hook fails.
         """
         assert self._request is not None
         request = request_of(self._request)
@@ -151,9 +152,9 @@ def request_of(request: GenerationRequest) -> Request:
 
 
 def plain(annotation: Annotation | None) -> dict[str, Json]:
-    """Return an annotation as it is stored and sent.
+    """Return an annotation in the form in which it is stored and sent; {} for None.
 
-    Raises TypeError or ValueError if it is too long or cannot be sent as JSON.
+    Raises TypeError or ValueError if the annotation is too long or cannot be sent as JSON.
     """
     if annotation is None:
         return {}

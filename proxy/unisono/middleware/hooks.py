@@ -1,4 +1,4 @@
-"""Hooks around generations: choice of the hooks for a request, and of their gate.
+"""Choice of the hooks that apply to a request, and of the gate that calls them.
 
 This layer is inside the quota layer. So a request over a limit never reaches a hook, and a request that a hook refuses
 uses no tokens.

@@ -39,7 +39,7 @@ class NamedHook:
     def applies_to(self, models: Collection[str], requested: Collection[str]) -> bool:
         """Return whether the hook applies to a request.
 
-        `models` are the models that the request names, and `requested` the guardrails that it names.
+        `models` are the models that the request names, and `requested` the guardrails that the request names.
         """
         return self.is_default or not self.models.isdisjoint(models) or self.name in requested
 
@@ -74,7 +74,7 @@ class NamedHook:
 
     @property
     def holds_answers(self) -> bool:
-        """True if the hook checks every item before it is emitted."""
+        """True if the hook checks every item of an answer before the item is emitted."""
         return bool(getattr(self.hook, "holds_answers", False))
 
     @property

@@ -16,12 +16,12 @@ from unisono.middleware.drain import OPEN, Interruption, shutdown_error
 
 
 class Gate:
-    """Observer and filter of one generation, for example a quota. By default it does nothing.
+    """Observer and filter of one generation, for example a quota. The base class does nothing.
 
     `report` is the report of the generation. The methods are called in this order:
 
     1. `start`, when the iteration begins.
-    2. `admit`, once. It precedes `start` if the consumer calls `GenerationStream.admit` before it iterates.
+    2. `admit`, once. If the consumer calls `GenerationStream.admit` before it iterates, `admit` precedes `start`.
     3. For each batch: `filter` of all gates, then `observe` of all gates.
     4. `finish`, for the last event.
     5. `end`, when the iteration ends or fails. `end` is also called if `admit` failed before the iteration.
@@ -46,7 +46,7 @@ class Gate:
         """Handle the beginning of the iteration; the request may not have been admitted yet."""
 
     async def filter(self, batch: list[Event]) -> list[Event]:
-        """Return the events that are emitted now: the batch, changed or held for later."""
+        """Return the events to emit now; the gate may change events, or hold them for a later batch."""
         return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
@@ -56,7 +56,7 @@ class Gate:
         """
 
     async def finish(self, finished: Finished) -> None:
-        """Handle the last event before it is emitted. An error raised here ends the answer instead."""
+        """Handle the last event before it is emitted. If this raises, the error ends the answer."""
 
     def end(self, error: BaseException | None) -> None:
         """Handle the end of the iteration, or a failed admission, with its error if any.
@@ -121,9 +121,9 @@ class GuardedStream(BatchStream):
                 raise
 
     async def _admit(self) -> GenerationStream:
-        """Return the stream of the request as the gates changed it.
+        """Pass the request through all gates, and return the stream of the resulting request.
 
-        Raises the error of the gate that refuses the request.
+        If a gate refuses the request, its error is raised.
         """
         request = self._request
         for gate in self._gates:

@@ -1,6 +1,6 @@
-"""Quotas and usage: a generation reserves quota of its key, and its usage enters the ledger.
+"""Quotas and usage: each generation reserves quota, and its usage is recorded in the ledger.
 
-The usage is recorded in the ledger before the last event, which reports the usage, is emitted. A request of a key with
+The usage is recorded before the last event of the answer, which reports the usage, is emitted. A request of a key with
 a budget cannot generate more tokens than it has reserved, so the budget is never exceeded.
 """
 
@@ -56,7 +56,7 @@ class Refusal:
     """Error for a limit that a request exceeds.
 
     In `message`, `{owner}` is replaced by the kind of the limit's owner, such as `key`. `again_s` is the retry delay in
-    seconds if the store returns none.
+    seconds that the client gets if the store returns no delay.
     """
 
     error: type[LimitReached]
@@ -92,9 +92,10 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 class Metering:
     """Factory of gates that enforce quotas and record usage.
 
-    `service` counts the tokens of prompts. A request reserves at the highest of `prices` that its answer may have, and
-    settles at the price of the deployment that answered. With `lenient`, requests are unlimited while the store accepts
-    no writes. `clock` gives seconds since 1970. `zone` is the time zone of budget periods.
+    `service` counts the tokens of prompts. `prices` contains the price of each deployment: a request reserves the
+    highest price of the deployments that may answer, and pays the price of the deployment that answered. With
+    `lenient`, requests are unlimited while the store accepts no writes. `clock` gives seconds since 1970. `zone` is the
+    time zone of budget periods.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Metering:
     async def claims(self, request: GenerationRequest, caller: Caller) -> tuple[QuotaReservation, ...]:
         """Return the reservations for a request: for its key, and for the key's team and user.
 
-        Raises an InvalidRequest if the conversation or the tools are invalid.
+        Raises InvalidRequest if the conversation or the tools are invalid.
         """
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
         whole = [caller.limits, *(shared.limits for shared in limited)]
@@ -186,7 +187,7 @@ class Metering:
         return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.resumption.journal))
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-        """Charge the journal of a response that fails before another stream can continue it."""
+        """Charge the tokens in the journal of a response that failed and that no stream continues."""
         request = GenerationRequest(
             model,
             Conversation(Preamble()),
@@ -205,10 +206,11 @@ class Metering:
         errors: int,
         steps: Sequence[StepDone] = (),
     ) -> UsageRecord:
-        """Return the usage record of a request, without a reservation.
+        """Return the usage record of a request, to which the caller may add a reservation.
 
-        The id of the record is the request's seed, and the usage under one id is cumulative. Processes that continue
-        one response therefore charge each token only once. `steps` contain the billed units other than tokens.
+        The id of the record is the request's seed, and `usage` is the total usage under this id. Processes that
+        continue one response therefore charge each token only once. `served` is the model that answered; "" for the
+        requested model. `errors` is 1 for a failed request. `steps` contain the billed units other than tokens.
         """
         price = self.prices.settled(request.model, backend)
         sent, generated = usage.prompt_tokens, usage.completion_tokens
@@ -291,7 +293,7 @@ class QuotaGate(Gate):
         return [UsageRecord(record.once, record.entry, mine), *shared, *self._counted_only(record)]
 
     def _counted_only(self, record: UsageRecord) -> list[UsageRecord]:
-        """Return the usage records of the accounts that count usage and have no reservation."""
+        """Return the usage records of teams and users that count usage but have no reservation."""
         caller = self._request.origin.caller
         if caller is None or not caller.shared_limits:
             return []
@@ -324,7 +326,7 @@ class QuotaGate(Gate):
         return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
 
     def usage_so_far(self) -> Usage:
-        """Return the usage of a stream that has not ended, including the journal that it continues."""
+        """Return the usage so far of the stream, including the journal that the stream continues."""
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
         prompt = self.report.facts.prompt_tokens or before.prompt_tokens or facts.prompt_tokens

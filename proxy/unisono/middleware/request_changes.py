@@ -1,7 +1,8 @@
-"""Changes that hooks make to a generation request, and the note that restores them.
+"""Changes that hooks make to a generation request, and the note that stores the changes.
 
-With the note, another process can resume the generation with the same request. The note contains only the differences:
-for a long conversation, only the items that replace its changed middle.
+The note is a JSON object at the beginning of the journal. With the note, another process can resume the generation with
+the same request. The note contains only the differences. For a conversation, these are the new items between the equal
+items at its beginning and at its end.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
 
 
 def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
-    """Return a request that hooks changed, without its pass-through body.
+    """Return `request`, which hooks have changed, without its pass-through body.
 
     The body does not contain the changes, so it must not be sent. Raises Refused unless the engine can answer the
     request without this body.
@@ -79,9 +80,9 @@ def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequ
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
-    """Return the raw prompt with the text that hooks changed; nothing else can be changed.
+    """Return the raw prompt with the changes that hooks made to its text.
 
-    Raises Refused if the prompt is fixed, and ValueError if hooks made other changes.
+    Raises Refused if the prompt must not be changed, and ValueError if hooks changed anything but the text.
     """
     if new.preamble.instructions:
         raise ValueError("a hook cannot add instructions to a raw prompt")
@@ -102,7 +103,7 @@ def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
     """Replace the items of a conversation.
 
-    A new item loses its tokens, because the model would otherwise read the tokens instead of the text.
+    The stored tokens of a new item are removed, because the model would otherwise read the tokens instead of the text.
     """
     old = conversation.items
     known = set(map(id, old))
@@ -127,7 +128,7 @@ def _without_tokens(item: Item) -> Item:
 def to_note(
     before: GenerationRequest, after: GenerationRequest, annotations: Mapping[str, Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """Return what the hooks changed in a request, and their `annotations`, by hook name."""
+    """Return the note with the changes from `before` to `after`, and the hooks' `annotations`."""
     old, new = before.conversation, after.conversation
     note: dict[str, Json] = {}
     if new.items is not old.items:
@@ -147,7 +148,7 @@ def to_note(
 
 
 def _common_ends(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
-    """Return the number of equal items at the beginning, and the number at the end."""
+    """Return the number of items that are identical at the beginning, and the number at the end."""
     most = min(len(old), len(new))
     first = next((at for at in range(most) if old[at] is not new[at]), most)
     last = next((at for at in range(most - first) if old[-1 - at] is not new[-1 - at]), most - first)

@@ -56,9 +56,9 @@ NewTrace = Callable[[], TraceContext]
 
 
 def spans_of(sample: float) -> NewTrace:
-    """Return a factory of spans, which are children of the span of the client's request.
+    """Return a factory of spans. Each span is a child of the span of the client's request.
 
-    If the request has no span, the factory returns a new trace; the share `sample` (0 to 1) of these traces is sampled.
+    If the request has no span, the factory begins a new trace. `sample` is the share (0 to 1) of new traces to sample.
     """
 
     def new() -> TraceContext:
@@ -137,7 +137,7 @@ class GenerationObservation:
 
 
 def workload_of(request: GenerationRequest) -> int:
-    """Return a hash that is equal for comparable requests: same client, tools and answer form."""
+    """Return a hash that is the same for requests with the same client, tools and answer form."""
     caller, form = request.origin.caller, request.answer.form
     key = caller.key if caller is not None else request.origin.tenant
     tools = tuple([tool.name for tool in request.conversation.tools])

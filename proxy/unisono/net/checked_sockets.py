@@ -1,7 +1,7 @@
 """Sockets of HTTP clients, for addresses that the SSRF guard permits.
 
-A client gets the addresses of a name from `resolved`. If a host is written as an address, the client resolves nothing.
-Each socket therefore checks its address too.
+An aiohttp client gets the addresses of a host name from `resolved`. For a host that is written as an address, the
+client resolves no name. Each socket therefore checks its address too.
 """
 
 from __future__ import annotations

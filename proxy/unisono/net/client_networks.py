@@ -11,16 +11,17 @@ IPV6_PREFIX: Final = 64
 
 
 class ClientNetworks:
-    """Addresses and networks, given as texts. Host bits of a network are allowed, as in LiteLLM.
+    """Set of networks, parsed from `texts` such as `10.0.0.1` or `10.0.0.0/8`.
 
-    Raises ValueError for a text that is neither an address nor a network.
+    As in LiteLLM, a network may have host bits (`10.0.0.1/8`). Raises ValueError for a text that is neither an address
+    nor a network.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._networks = tuple(ip_network(text, strict=False) for text in texts)
 
     def __contains__(self, address: object) -> bool:
-        """Return whether an address belongs to one of the networks; a Unix socket has no address."""
+        """Return whether `address` is in one of the networks; False if it is not an IP address."""
         try:
             found = ip_address(str(address))
         except ValueError:
@@ -30,9 +31,10 @@ class ClientNetworks:
 
 
 def network_of(address: str) -> str:
-    """Return an IPv4 address as it is, and the network of an IPv6 address.
+    """Return an IPv4 address unchanged, and for an IPv6 address the network that contains it.
 
-    A client with IPv6 usually has all addresses of a network with the prefix length `IPV6_PREFIX`.
+    An IPv6 client usually has all addresses of a network with the prefix length `IPV6_PREFIX`. Any other text is
+    returned unchanged, up to 64 characters.
     """
     try:
         found = ip_address(address.partition("%")[0])
@@ -46,8 +48,9 @@ def network_of(address: str) -> str:
 def client_address(peer: str, forwarded: Sequence[str], proxies: Container[str]) -> str:
     """Return the address of the client behind trusted proxies.
 
-    `peer` is the address of the connection, `forwarded` are the values of `X-Forwarded-For`. Each proxy appends the
-    address from which it received the request. Only addresses that a proxy in `proxies` appended are trusted.
+    `peer` is the address of the connection, and `forwarded` contains the values of the `X-Forwarded-For` headers. Each
+    proxy appends the address from which it received the request. Only addresses that a proxy in `proxies` appended are
+    trusted.
     """
     address = peer
     for text in reversed([text.strip() for value in forwarded for text in value.split(",")]):

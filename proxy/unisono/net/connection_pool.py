@@ -28,7 +28,7 @@ from unisono.net.http_response import HttpResponse
 
 
 class UploadConnection(HttpClientConnection):
-    """Connection whose writer waits for the server.
+    """Connection for a large body, which is sent only as fast as the server reads.
 
     A server may respond before it has read the whole body, for example with status 413. The rest of the body is then
     not sent, and the connection is not used again.
@@ -87,7 +87,7 @@ class ConnectionPool:
     """Reusable HTTP connections to the host of `url`.
 
     With `polite`, a request that is aborted before the response head closes its connection with FIN, not RST; see
-    `HttpClientConnection`. `checked` are the only addresses that may be dialled; if it is empty, the host is looked up.
+    `HttpClientConnection`. Only the addresses in `checked` are dialled; if `checked` is empty, the host is looked up.
     `tls` is the TLS context for the server; None for the default context.
     """
 
@@ -122,7 +122,7 @@ class ConnectionPool:
         return await connection.send(head, body).with_head()
 
     async def connection(self, connect_s: float) -> HttpClientConnection:
-        """Return an open or new connection for a request that must not be repeated.
+        """Return an idle or new connection, for a request that must not be sent twice.
 
         The caller must send the request before it awaits anything else. Raises ConnectionFault if no connection can be
         opened.
@@ -134,7 +134,7 @@ class ConnectionPool:
         return connection or await self._connect(connect_s)
 
     async def send_upload(self, head: bytes, pieces: AsyncIterator[bytes], connect_s: float) -> HttpResponse:
-        """Send a request with a large body on a new connection; return the response after its head.
+        """Send a large request on a new connection; return the response when its head has arrived.
 
         The caller must close the response. Raises ConnectionFault like `send`.
         """

@@ -26,7 +26,7 @@ from unisono.net.http_response import HttpResponse
 
 
 def has_input(transport: asyncio.Transport) -> bool:
-    """Return whether the socket has data, its end or an error that was not read yet."""
+    """Return whether the socket has unread input: data, the end of the input, or an error."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
     return bool(poll.poll(0))
@@ -95,7 +95,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     @property
     def has_input(self) -> bool:
-        """Return whether the socket has data, or its end, that the event loop has not read yet."""
+        """Return whether the socket has input (data or the end) that the event loop has not read."""
         return self._transport is not None and has_input(self._transport)
 
     def send(self, head: bytes, body: bytes) -> HttpResponse:
@@ -119,7 +119,7 @@ class HttpClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def release(self, response: HttpResponse) -> None:
-        """Detach a response.
+        """Detach `response` from the connection.
 
         The connection becomes idle, or is aborted if the response is incomplete.
         """
@@ -210,7 +210,7 @@ class HttpClientConnection(asyncio.Protocol):
         response.wake()
 
     def _deliver_body(self, response: HttpResponse) -> None:
-        """Move the parts of the body to the response, and pause reading if it buffers too much."""
+        """Move the parts of the body to the response; pause reading if its buffer is too full."""
         parts, self._bytes_without_body = self._body_parts, 0
         # Bytes that arrive after the end of the response are dropped.
         if parts and not response.is_complete and response.add_body(parts):

@@ -111,13 +111,13 @@ class HttpResponse:
         return data
 
     def next_data(self, consume: Callable[[bytes], bool] | None = None) -> Future[None]:
-        """Return a future that is done at the next data, the end, or a failure.
+        """Return a future that is done when data arrives, the response ends, or the response fails.
 
         Only one reader may wait at a time.
 
-        If `consume` is given, the network callback calls it with the data of each short read. If `consume` returns
-        True, the reader keeps waiting, which saves a task switch per read. An error that `consume` raises is set on the
-        future.
+        `consume` is a shortcut that saves a task switch per read. The network callback calls `consume` with the data of
+        each short read (at most `MAX_DIRECT_BYTES`). If `consume` returns True, the reader keeps waiting; otherwise,
+        the future is done. If `consume` raises an error, the future gets this error.
         """
         self.consume, waiter = consume, self._new_future()
         self.waiter = waiter
@@ -149,7 +149,7 @@ class HttpResponse:
         return self.waiter is not None and not self.is_readable and not self.waiter.done()
 
     def give(self, read: bytes, consume: Callable[[bytes], bool]) -> None:
-        """Pass the data of a read to the waiting reader, and wake it unless `consume` returns True."""
+        """Call `consume` with the data of a read, and wake the reader unless it returns True."""
         try:
             if not consume(read):
                 self.wake()
@@ -157,7 +157,7 @@ class HttpResponse:
             self._wake_with(error)
 
     def add_body(self, parts: list[bytes]) -> bool:
-        """Add the parts of the body in one network read; return whether reading has to pause now."""
+        """Buffer the body parts of one network read; return whether reading must pause now."""
         chunks = self._chunks
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         chunks.append(data)

@@ -14,10 +14,6 @@ from typing import Final
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 
-# Attempts on one deployment that wait for their first token, and the probes they trigger.
-#
-# No I/O and no timers: times are arguments, in seconds of one monotonic clock.
-
 # Minimum wait in seconds before a probe. If the limit for the first token is shorter, a probe could not finish before
 # it.
 MIN_WAIT_S: Final = 1.0
@@ -25,10 +21,10 @@ MIN_WAIT_S: Final = 1.0
 
 @dataclass(eq=False, slots=True)
 class FirstTokenWait:
-    """Attempt that waits for its first token. At `probe_at`, it triggers a probe.
+    """Attempt that waits for its first token, and triggers a probe at the time `probe_at`.
 
-    `unread_tokens` is the number of its prompt tokens that are expected not to be cached. `on_failed_probe` is called
-    when a probe fails during the wait.
+    `unread_tokens` is the number of prompt tokens of the attempt that are expected not to be cached. `on_failed_probe`
+    is called when a probe fails during the wait.
     """
 
     unread_tokens: int
@@ -39,13 +35,14 @@ class FirstTokenWait:
 def probe_due_at(now: float, limit_s: float) -> float:
     """Return the time at which an attempt that begins now triggers a probe.
 
-    `limit_s` is its limit for the first token, of which half passes first.
+    `limit_s` is the attempt's time limit for the first token. The probe is due when half of this limit has passed, but
+    not before `MIN_WAIT_S`.
     """
     return now + max(limit_s / 2, MIN_WAIT_S)
 
 
 class GenerationActivity:
-    """Generations that run on a deployment after their first token, and when it last generated."""
+    """Counter of the generations that a deployment is sending, and the time of its last output."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -60,7 +57,7 @@ class GenerationActivity:
         self._last_at = now
 
     def last_at(self, now: float) -> float:
-        """Return when the deployment last generated for this process: `now` if it still does."""
+        """Return the time of the last output; `now` while a generation of this process runs."""
         return now if self._running else self._last_at
 
 
@@ -97,7 +94,7 @@ class FirstTokenWaits:
             self.unread_tokens -= wait.unread_tokens
 
     def postpone_probes(self, until: float) -> None:
-        """Request no probe before `until`, because one begins now."""
+        """Request no probe before the time `until`, because a probe begins now."""
         for wait in self._waits:
             wait.probe_at = max(wait.probe_at, until)
 
@@ -151,19 +148,19 @@ class PendingAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
-    """95th and 90th percentiles of recent samples; 0 or None without samples.
+    """95th percentiles of recent samples (90th: `..._p90`); 0 or None without samples.
 
     `is_warm` is True if there is any sample. `timeouts` counts the attempts that timed out since the last sample.
     """
 
     is_warm: bool = False
-    # For short prompts, and those whose cached part is unknown.
+    # Seconds to the first token, for short prompts and for prompts whose cached part is unknown.
     first_token_s: float = 0.0
     first_token_p90_s: float = 0.0
-    # For long prompts: time to the first token per token read.
+    # For long prompts: seconds to the first token, divided by the number of prompt tokens that were not cached.
     s_per_token: float | None = None
     s_per_token_p90: float | None = None
-    # Largest gap between tokens of an answer.
+    # Largest time between two tokens of an answer, in seconds.
     gap_s: float | None = None
     timeouts: int = 0
 
@@ -217,7 +214,7 @@ class AttemptTimes:
     def record_timeout(self) -> None:
         """Count an attempt that timed out.
 
-        The next attempt that no other deployment can take over then gets a longer limit.
+        The next attempt gets a longer limit if no other deployment could take over from it.
         """
         self._timeouts += 1
         self._learned = None
@@ -244,7 +241,7 @@ class AttemptTimes:
             del values[bisect_left(values, value)]
 
     def _values_of(self, sample: AttemptSample) -> list[tuple[list[float], float]]:
-        """Return the values of a sample, each with the list that contains it."""
+        """Return the values of a sample, each preceded by the list to which the value belongs."""
         if sample.read_tokens is not None and sample.read_tokens >= LONG_PROMPT_TOKENS:
             found = [(self._per_token, sample.first_token_s / sample.read_tokens)]
         else:
@@ -268,7 +265,7 @@ class AttemptTimes:
 def attempt_timeouts(
     timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, learned: LearnedTimes
 ) -> Timeouts:
-    """Return the limits of one attempt, none above the configured `timeouts`.
+    """Return the time limits of one attempt, none longer than the configured `timeouts`.
 
     `timeouts.total_s` is the time left for the answer.
     """
@@ -289,9 +286,10 @@ def attempt_timeouts(
 
 
 def _first_token_needs(tokens: int, learned: LearnedTimes) -> tuple[float, float]:
-    """Return the seconds until the first token: a certain lower estimate, and a cautious guess.
+    """Return two estimates of the seconds until the first token, for `tokens` prompt tokens.
 
-    Both are equal if the reading speed is known.
+    The first estimate is allowed in full. The second estimate may be longer, because it assumes a reading speed. The
+    estimates are equal if the reading speed was measured.
     """
     per_token_s = learned.s_per_token or 0.0
     certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)

@@ -1,9 +1,9 @@
 """Attribution of failures to a deployment or to one client. Pure: the clock is an argument.
 
-The identity of a client is its key, or a conspicuous feature of its request. If all failures that would open a circuit
-come from one identity, the deployment is suspected, and a probe decides whether the deployment or the client is the
-cause. Probes of pass-through deployments generate nothing. For these deployments, the client is the cause if another
-request was served since the first failure.
+The identity of a client is its key, or something that identifies a repeated request. If all failures that would open a
+circuit come from one identity, the deployment is suspected, and a probe decides whether the deployment or the client is
+the cause. Probes of pass-through deployments generate nothing. For these deployments, the client is the cause if
+another request was served since the first failure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ACQUITTAL_COUNTS_S: Final = 300.0
 
 
 def is_independent(error: UnisonoError) -> bool:
-    """Return whether no request can have caused the error."""
+    """Return whether `error` cannot have been caused by any request."""
     return isinstance(error, BackendError) and error.symptom is Symptom.NO_CONNECTION
 
 
 class Suspicion:
-    """Suspicion against one deployment whose failures all come from one client so far.
+    """Suspicion that one deployment fails, while all failures come from a single client.
 
     `since` is the start of the suspicion in monotonic seconds; None if the deployment is not suspected.
     """
@@ -46,7 +46,7 @@ class Suspicion:
     def failed(self, circuits: Circuits, tolerance: BreakerConfig, now: float) -> bool:
         """Update the suspicion after a failure; return whether the deployment is now suspected.
 
-        `circuits` are the circuits after the failure.
+        `circuits` are the circuits after the failure. `tolerance` says how many failures open a circuit.
         """
         if not suspected(circuits, tolerance):
             self.since = None
@@ -59,7 +59,7 @@ class Suspicion:
         return all(circuits[kind].since < self._served_from for kind in suspected(circuits, tolerance))
 
     def is_due(self, now: float, probed_at: float) -> bool:
-        """Return whether a suspect should be probed again; `probed_at` is the end of the last probe."""
+        """Return whether to probe a suspect again; `probed_at` is when the last probe ended."""
         acquittals = self._acquittals if now - self._acquitted_at < ACQUITTAL_COUNTS_S else 0
         return now - probed_at >= min(PROBE_EVERY_S * 2.0**acquittals, PROBE_SELDOM_S)
 

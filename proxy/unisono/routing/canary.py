@@ -19,7 +19,7 @@ def draw_of(sticky: str, drawn: float) -> float:
 
 
 def masks(canaries: Canaries, draw: float) -> tuple[int, int]:
-    """Return the mask of the canary for a request (0 for none), and that of all other canaries."""
+    """Return the mask of the canary that gets a request (0 for none), and of the other canaries."""
     preferred, avoided, end = 0, 0, 0.0
     for bit, share in canaries:
         begin, end = end, end + share

@@ -80,7 +80,7 @@ class CircuitPhase(StrEnum):
 class BreakerConfig:
     """Tolerance of one kind of failure.
 
-    `allowed_fails` failures without compensating successes are tolerated. The next one opens the circuit for
+    `allowed_fails` failures are tolerated if no successes compensate for them. The next failure opens the circuit for
     `cooldown_s` seconds.
     """
 
@@ -130,8 +130,8 @@ def after_failure(
 ) -> Circuits:
     """Return the circuits after a failure.
 
-    `jitter` is a factor around 1, so that many gateways do not retry at once. `identity` identifies the client of the
-    failed request; empty if the client cannot be the cause.
+    `jitter` is a factor near 1 for the length of the cooldown. It prevents many gateways from retrying at once.
+    `identity` identifies the client of the failed request; empty if the client cannot be the cause.
     """
     kind = kind_of(error)
     if kind is None:
@@ -166,10 +166,10 @@ def after_failure(
 
 
 def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFailure, str]:
-    """Return the kinds of failure for which the deployment is suspected, each with an identity.
+    """Return the kinds of failure for which the deployment is suspected, each with a client.
 
-    Only this identity caused the failures, and there are enough of them to open the circuit. A probe has to decide
-    whether the deployment or the client is the cause.
+    This client caused all failures of the kind, and there are enough failures to open the circuit. A probe has to
+    decide whether the deployment or the client is the cause.
     """
     return {
         kind: circuit.blamed
@@ -196,9 +196,9 @@ def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
 def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool = False) -> Circuits:
     """Return the circuits after a success.
 
-    A circuit that opened needs `CLOSING` successes to close; a request that began before it opened does not count. In a
-    closed circuit, only requests compensate for failures. With `probed`, the success is that of a probe: a probe after
-    each failed request would otherwise cancel the failure.
+    A circuit that has opened needs `CLOSING` successes to close. A request that began before the circuit opened does
+    not count; `started_at` is when the request began. `probed` is True for the success of a probe. In a closed circuit,
+    such a success does not compensate for failures, because each failed request can trigger a probe.
     """
     after = {}
     for kind, circuit in circuits.items():
@@ -215,7 +215,7 @@ def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool =
 
 
 def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
-    """Return the worst phase of all kinds. An overload ends by itself and is never half open."""
+    """Return the worst phase of all circuits. The circuit for overload is never half open."""
     worst = CircuitPhase.CLOSED
     for kind, circuit in circuits.items():
         phase = circuit.phase(now)

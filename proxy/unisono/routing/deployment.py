@@ -62,9 +62,10 @@ class SlotReservation:
 class LiveDeployment:
     """Deployment with health state. `endpoint` speaks Harmony, or OpenAI's own API if `passes`.
 
-    `context` caps the context window that the backend reports, in tokens, and replaces a missing one. Deployments with
-    equal `identity` have the same backend in different configurations. `listeners` are called when a slot becomes free
-    or the deployment recovers. With `awaits_probe`, the deployment is not used until a probe has passed."""
+    `context` is a number of tokens that caps the context window of the backend, or is used if none is reported.
+    Deployments with equal `identity` have the same backend in different configurations. `listeners` are called when a
+    slot becomes free or the deployment recovers. With `awaits_probe`, the deployment is not used until a probe has
+    passed."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class LiveDeployment:
         return cast(PassthroughBackend, self.endpoint)
 
     def become(self, terms: DeploymentConfig) -> None:
-        """Apply a reloaded configuration from now on; requests in progress continue."""
+        """Apply the reloaded configuration `terms`; requests in progress continue."""
         if terms.is_drained and not self.terms.is_drained:
             self.drained_since = self.clock()
         self.terms, self.name, self.timeouts = terms, terms.name, terms.timeouts
@@ -132,14 +133,14 @@ class LiveDeployment:
         self._changed()
 
     def apply_weight(self) -> None:
-        """Set the weight of the candidate, an integer in both cases."""
+        """Set the candidate's weight, multiplied by the quality level if routing uses the quality."""
         self.candidate.weight = self.terms.weight * (self.quality.level if self.is_weighted_by_quality else 1)
 
     def phase(self, now: float) -> CircuitPhase:
         return phase_of(self.circuits, now)
 
     def refresh(self, now: float) -> None:
-        """Update the candidate's rank and rate after a cooldown or the minute of a rate limit."""
+        """Update the rank and rate of the candidate, which also change when time passes."""
         self.candidate.rank = self._rank(now)
         if self.candidate.rate is not None:
             self.candidate.rate.move(now)
@@ -150,7 +151,7 @@ class LiveDeployment:
         return not self.candidate.running and not self.candidate.foreign_requests
 
     def set_fidelity(self, status: FidelityStatus | None) -> None:
-        """Set the fidelity; a quarantined deployment is not used while another one works."""
+        """Set the fidelity. A quarantined deployment is not used while another deployment works."""
         self.fidelity = status
         self._changed()
 
@@ -175,7 +176,7 @@ class LiveDeployment:
         return Rank.HEALTHY if self.known is not None else Rank.UNKNOWN
 
     def hold(self, share: Share) -> SlotReservation:
-        """Reserve a slot for a share of this deployment."""
+        """Return the reservation for `share`, and record the time of the request."""
         self.last_request_at = self.clock()
         return SlotReservation(self, share, self.last_request_at)
 
@@ -230,7 +231,7 @@ class LiveDeployment:
             self.known = None
 
     def _judge(self, now: float, *, fails: bool) -> None:
-        """Settle a suspicion; `fails` says whether the deployment itself fails."""
+        """Settle a suspicion. If `fails` is True, the deployment is the cause, otherwise the client."""
         before, suspects, jitter = self.phase(now), suspected(self.circuits, self.tolerance), uniform(0.9, 1.1)  # noqa: S311
         self.circuits = self._suspicion.judged(self.circuits, self.tolerance, now, fails=fails, jitter=jitter)
         self.refresh(now)
@@ -313,7 +314,7 @@ class LiveDeployment:
         )
 
     def urgent(self, now: float) -> bool:
-        """Return whether to probe as often as possible: the deployment may have died or be back."""
+        """Return whether to check for due probes more often: the deployment may be down or back."""
         return self.probes.is_doubted or self._suspicion.since is not None or self.probes.is_expected_back(now)
 
     async def _probe(self) -> Probe:

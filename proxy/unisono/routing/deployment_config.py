@@ -1,4 +1,4 @@
-"""Configuration of one deployment, and the use of what its probe found."""
+"""Configuration of one deployment, and functions that apply it to the result of a probe."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 def with_context(found: Probe, context: int | None) -> Probe:
     """Cap the probed context window at the configured one, in tokens.
 
-    The configured window is also used if the probe found none.
+    The configured window is also used if the probe found no context window.
     """
     if context is None:
         return found
@@ -76,7 +76,7 @@ def with_context(found: Probe, context: int | None) -> Probe:
 
 
 def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
-    """Log the failed checks that the probe `before` did not have."""
+    """Log the failed checks, except those that the previous probe `before` (if any) had as well."""
     for finding in probe.findings:
         if finding.weight is not None and (before is None or finding not in before.findings):
             log.log(

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 class RoutingRules:
     """Routing rules of every group.
 
-    `num_retries` limits the further attempts of a request before any output is emitted. Without `tags`, the tags of
-    requests are ignored. With `is_by_quality`, the quality of the answers changes the weights of deployments. Without
-    `hedge`, no request is sent to a second deployment while the first one is silent.
+    `num_retries` is the maximum number of attempts after the first one, before any output is emitted. If `tags` is
+    None, the tags of requests are ignored. With `is_by_quality`, the quality of the answers changes the weights of
+    deployments. If `hedge` is None, no request is sent to a second deployment while the first deployment is silent.
     """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
@@ -49,7 +49,7 @@ class RoutingRules:
 
 
 class DeploymentGroup:
-    """Deployments of one model. `members` have their own bits in `prefixes`."""
+    """Deployments of one model. Each member has a bit of its own in the masks of `prefixes`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class DeploymentGroup:
 
     @property
     def knows_caches(self) -> bool:
-        """True if the cached part of a prompt is estimated for each deployment."""
+        """True if the group estimates for each deployment which part of a prompt is cached."""
         return len(self.members) > 1 and self.rules.strategy is Strategy.PREFIX_AWARE
 
     @property
@@ -116,9 +116,10 @@ class DeploymentGroup:
     def selection_request(
         self, demand: RouteRequirements, sticky: str, excluded: int, ruled_out: int = 0, drawn: float = 1.0
     ) -> SelectionRequest:
-        """Return the request for a choice.
+        """Return the properties of a request from which a deployment is chosen.
 
-        `drawn` is a random number from 0 to 1, which decides whether the request goes to a canary.
+        `excluded` and `ruled_out` are masks, as in `SelectionRequest`. `sticky` identifies the conversation; "" if
+        unknown. `drawn` is a random number from 0 to 1, which decides whether the request goes to a canary.
         """
         selection = self._choosing.selection_request(
             demand, self._clock(), sticky=sticky, excluded=excluded, ruled_out=ruled_out
@@ -132,7 +133,8 @@ class DeploymentGroup:
     def _canaries(self) -> Canaries:
         """Canaries of the group.
 
-        They are read at the first request, because only then all members have their configuration.
+        They are determined at the first request, because members may get their configuration after the group is
+        created.
         """
         return [(live.candidate.bit, live.terms.canary_share) for live in self.members if live.terms.canary_share]
 
@@ -182,13 +184,14 @@ class DeploymentGroup:
         return SlotOffer(self.reserve(live, demand, selection))
 
     def reserve(self, live: LiveDeployment, demand: RouteRequirements, selection: SelectionRequest) -> SlotReservation:
-        """Reserve a slot on a deployment and record that it will hold the prompt."""
+        """Reserve a slot on a deployment, and record that it will have the prompt in its cache."""
         return live.hold(self._choosing.reserve(live.candidate, demand, selection, self._clock()))
 
     def reserve_other(self, live: LiveDeployment, demand: RouteRequirements, excluded: int) -> SlotReservation | None:
         """Reserve a slot for a hedged request on another deployment with the same capabilities.
 
-        Return None if there is no such slot, if requests wait in the queue, or if the budget is used up.
+        Return None if there is no such slot, if requests wait in the queue, or if the hedge budget is used up.
+        `excluded` is the mask of the deployments that must not be used.
         """
         if len(self.line):
             return None
@@ -211,8 +214,9 @@ class DeploymentGroup:
     ) -> SlotReservation | None:
         """Wait in the queue for a slot; return None if no deployment is worth waiting for.
 
-        `until` is in the event loop's time. Raises BackendOverloaded if no slot becomes free until then or the queue is
-        full.
+        `owner` identifies the key of the request, because the queue serves keys in turn. `number` determines the
+        position among the owner's requests. `until` is a time of the event loop. Raises BackendOverloaded if no slot
+        becomes free by this time or if the queue is full.
         """
         try:
             return await self.line.wait_for_slot(
@@ -263,7 +267,7 @@ class DeploymentGroup:
         self._changed()
 
     async def examined(self, live: LiveDeployment) -> None:
-        """Wait until the capabilities of a deployment are known, or any member of the group changes.
+        """Wait until a deployment's capabilities are known, or the state of any member changes.
 
         Raises a BackendError if the deployment's probe fails.
         """
@@ -284,7 +288,7 @@ class DeploymentGroup:
         self._prefixes.forget(live.candidate.bit, self._clock())
 
     def record_answer(self, live: LiveDeployment, faults: Collection[AnswerFault], workload: int) -> None:
-        """Record an answer of a member, and compare the member with the others from time to time."""
+        """Record an answer of a member, and sometimes compare the member's quality with the others."""
         quality = live.quality
         if not quality.record(faults, workload, self._clock()):
             return

@@ -1,6 +1,6 @@
 """Hedging: while a deployment sends no first token, a second one gets the same request.
 
-The deployment that sends a token first gives the answer, and the request to the other one is cancelled.
+The deployment that sends a token first gives the answer, and the request to the other deployment is cancelled.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ READ_AHEAD: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class HedgeRules:
-    """Rules for when a second deployment gets a request.
+    """Rules for when a second deployment also gets a request.
 
-    This is after `after_s` seconds without a first token. If `after_s` is None, it is after the 95th percentile of the
-    deployment's times to the first token, but at most three times their 90th percentile.
+    The request is sent to the second deployment after `after_s` seconds without a first token. If `after_s` is None,
+    the delay is the 95th percentile of the first deployment's times to the first token, but at most three times the
+    90th percentile.
     """
 
     after_s: float | None = None
@@ -59,7 +60,7 @@ class HedgeRules:
 
 
 class HedgeBudget:
-    """Budget of a group for second requests."""
+    """Budget of a group for requests to a second deployment."""
 
     def __init__(self) -> None:
         self._balance = 1.0
@@ -68,7 +69,7 @@ class HedgeBudget:
         self._balance = min(self._balance + HEDGED_SHARE, MAX_SAVED)
 
     def pay(self) -> bool:
-        """Pay for a second request; return False if the budget is used up."""
+        """Pay for a request to a second deployment; return False if the budget is used up."""
         if self._balance < 1.0:
             return False
         self._balance -= 1.0
@@ -76,7 +77,7 @@ class HedgeBudget:
 
 
 class _Pump:
-    """Reader of one stream in its own task, because the stream's timeouts must stay in one task."""
+    """Reader of one stream in a task of its own, because a timeout cannot span several tasks."""
 
     def __init__(self, stream: AsyncIterator[Chunk]) -> None:
         self._queue: asyncio.Queue[Chunk | UnisonoError | None] = asyncio.Queue(READ_AHEAD)
@@ -98,7 +99,7 @@ class _Pump:
         await self._queue.put(end)
 
     async def begin(self) -> None:
-        """Read up to the first token; set `error` if the stream fails before it."""
+        """Read up to the first token; set `error` if the stream fails before the first token."""
         while True:
             item = await self._queue.get()
             if not isinstance(item, Chunk):
@@ -121,10 +122,10 @@ class _Pump:
 
 @dataclass(frozen=True, slots=True)
 class HedgeActions:
-    """Callbacks into a slot.
+    """Callbacks to the slot whose generation is hedged.
 
-    `reserve` returns a slot on a second deployment, or None. `switch` makes that slot the current one. `failed` reports
-    the failure of a deployment.
+    `reserve` reserves a slot on a second deployment, or returns None. `switch` replaces the current slot with that
+    slot. `failed` reports the failure of a deployment.
     """
 
     reserve: Callable[[], SlotReservation | None]
@@ -135,7 +136,10 @@ class HedgeActions:
 async def hedged(
     live: LiveDeployment, job: CompletionJob, delay_s: float, actions: HedgeActions
 ) -> AsyncGenerator[Chunk]:
-    """Yield the chunks of `live`, or of another deployment that sends its first token earlier."""
+    """Yield the chunks of `live`, or of a second deployment if its first token arrives earlier.
+
+    The second deployment gets the job after `delay_s` seconds without a token of `live`.
+    """
     # Both streams are read ahead, so `on_chunk` would handle a chunk before earlier chunks that wait to be yielded.
     job = replace(job, on_chunk=None)
     first, second, other = _Pump(live.backend.complete(job)), None, None
@@ -179,7 +183,7 @@ def _remaining(job: CompletionJob, used_s: float) -> CompletionJob:
 
 
 async def _winner(tasks: dict[asyncio.Task[None], _Pump]) -> _Pump:
-    """Return the first stream that sends a token; if all fail, the one that was started first."""
+    """Return the first stream that sends a token; if all fail, the stream that started first."""
     waiting = set(tasks)
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -47,7 +47,7 @@ class SlotSource(Protocol):
         ...
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Return whether another healthy deployment has a context window for so long a prompt."""
+        """Return whether another healthy deployment can hold a prompt of `prompt_tokens` tokens."""
         ...
 
 
@@ -100,7 +100,7 @@ class HeldSlot:
         return hedged(live, job, delay_s, actions)
 
     def _switch(self, hold: SlotReservation) -> None:
-        """Replace the slot by one on another deployment, which sent its first token earlier."""
+        """Replace the slot with `hold`, on another deployment that sent its first token earlier."""
         self._end_attempt()
         assert self._hold is not None
         self._live.give_back(self._hold)
@@ -251,5 +251,5 @@ class HeldSlot:
 
 
 def _may_live(error: UnisonoError) -> bool:
-    """Return whether the server that dropped a connection may still be running; a probe decides."""
+    """Return whether only a probe can tell if the server that dropped the connection still runs."""
     return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

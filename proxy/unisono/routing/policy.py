@@ -1,9 +1,9 @@
 """Choice of the deployment for a request. Pure, so that tables and a simulator can test it.
 
-The deployment with the least expected work is chosen: its unfinished work plus the part of this prompt that it has not
-cached, divided by its weight. So a request goes where its prompt prefix is cached, as long as waiting there costs less
-than reading the prompt elsewhere. On a tie, requests that may share a prefix go to the same deployment, and all others
-are distributed by weight.
+The deployment with the least expected work is chosen. The expected work is the unfinished work plus the part of the
+prompt that is not cached there, and this sum is divided by the weight. So a request goes where its prompt prefix is
+cached, as long as waiting there costs less than reading the prompt elsewhere. On a tie, requests that may share a
+prefix go to the same deployment, and all others are distributed by weight.
 
 The owner of the candidates updates them in place, because every request reads many candidates."""
 
@@ -52,8 +52,8 @@ class Strategy(StrEnum):
 class Rank(IntEnum):
     """Health rank of a candidate, best first.
 
-    A candidate is not used while another one has a better rank. As an exception, a half-open candidate gets a single
-    request while all better candidates are full."""
+    A candidate is not used while another candidate has a better rank. As an exception, a half-open candidate gets a
+    single request while all better candidates are full."""
 
     HEALTHY = 0
     # Not probed yet.
@@ -74,7 +74,7 @@ class Candidate:
 
     `bit` identifies the deployment in every mask. Deployments of a lower `order` are chosen first. `running` is the
     number of the gateway's own requests on the deployment, and `tokens` the number of tokens that they may use. `work`
-    is the remaining work of these requests, and `foreign` that of other clients' requests, both in prompt tokens.
+    is the remaining work of these requests, and `foreign` the work of other clients' requests, both in prompt tokens.
     `rate` limits the requests that begin per minute; None for no limit."""
 
     name: str
@@ -108,7 +108,7 @@ class Candidate:
     def set_server_load(self, running: int, waiting: int, running_before: int = 0) -> None:
         """Derive the load by other clients from all requests on the server.
 
-        The server reports `running` and `waiting`. `running_before` counts the gateway's own requests at that time."""
+        The server reports `running` and `waiting` requests. `running_before` is how many were the gateway's own."""
         # The server's report may include a request of the gateway that has ended since.
         others = max(running + waiting - max(self.running, running_before), 0)
         # The prompts of all running requests are assumed to be read.
@@ -136,7 +136,7 @@ class Candidate:
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
     def can(self, selection: SelectionRequest) -> bool:
-        """Return whether the prompt fits in the context window and the required abilities are there.
+        """Return whether the candidate has the required abilities and context window.
 
         The abilities of a candidate that was not probed yet are unknown, so they are assumed."""
         if self.context is not None and self.context <= selection.prompt_tokens:
@@ -148,8 +148,8 @@ class Candidate:
 class Share:
     """Part of a candidate's capacity that is reserved for one request.
 
-    `tokens` is the number of tokens that the request may use. `work` is its remaining work, of which `answer` remains
-    when the prompt has been read. `used` is the number of tokens that its generations used; None if none has ended."""
+    `tokens` is the number of tokens that the request may use. `work` is the remaining work, and `answer` the part of it
+    that the answer causes. `used` is the number of tokens that its generations used; None before the first one ends."""
 
     candidate: Candidate
     tokens: int
@@ -190,9 +190,9 @@ class SelectionRequest:
     `tokens` is the number of tokens that the request may use, and `answer` the work of its answer. `cached_prefixes`
     lists masks of deployments with the number of prompt tokens that they have cached. Each row has fewer deployments
     and more tokens than the row before. Requests that may share a prefix have the same `key`; None if the request
-    shares none. `sticky` means that `key` identifies a conversation. The other fields are masks: `excluded` of the
-    candidates that must not be used now, `ruled_out` of those among them that no attempt may use, `preferred` of those
-    to use first, and `avoided` of those to use only if no other healthy candidate can serve the request."""
+    shares none. `sticky` means that `key` identifies a conversation. Four fields are masks of candidates: those in
+    `excluded` must not be used now, and those in `ruled_out` in no attempt. Those in `preferred` are used first, and
+    those in `avoided` only if no other healthy candidate can serve the request."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -250,7 +250,7 @@ def to_selection_request(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chosen candidate; if None, the mask of full candidates to wait for, 0 if there are none."""
+    """Chosen candidate; if it is None, `waits_for` is the mask of full candidates to wait for."""
 
     candidate: Candidate | None = None
     waits_for: int = 0
@@ -300,7 +300,7 @@ def _without_avoided(candidates: Sequence[Candidate], selection: SelectionReques
 
 
 def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tuple[list[Candidate], bool]:
-    """Return the best-ranked candidates, full or not, and whether none can serve the request."""
+    """Return the best-ranked candidates, even full ones; and True if none can serve the request."""
     excluded, prompt = selection.excluded, selection.prompt_tokens
     has_required = not REQUIRED.isdisjoint(selection.preferred_abilities)
     best, serving = 2 * Rank.UNFIT, []
@@ -320,7 +320,7 @@ def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tu
 
 
 def _least(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
-    """Return the preferred candidates, of the lowest `order`, that lack the fewest abilities."""
+    """Keep the preferred candidates, then the lowest `order`, then the fewest missing abilities."""
     if selection.preferred:
         free = [c for c in free if c.bit & selection.preferred] or free
     orders = {c.order for c in free}
@@ -351,10 +351,10 @@ def _best(free: list[Candidate], selection: SelectionRequest, turn: int, strateg
 
 
 def _least_work(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
-    """Return the candidates with the least work, including those that tie with it.
+    """Return the candidate with the least work, and all candidates that have about as little.
 
-    If the best candidate is idle, weights are ignored here: idle candidates tie if they have cached about the same part
-    of the prompt. The tie is then broken by weight."""
+    If the candidate with the least work is idle, weights are ignored here: idle candidates tie if they have cached
+    about the same part of the prompt. The caller then breaks the tie by weight."""
     prompt, held = selection.prompt_tokens, selection.cached_prefixes
     if not held and selection.sticky and selection.key is not None:
         # This process does not know the conversation's deployment. If another process chose it, it used the same rule.

@@ -120,8 +120,9 @@ class RoutingPool:
         """Return the failover route through the deployments of the requested model and kind.
 
         The route includes the model's fallbacks. Raises UnknownModel if the model is not configured. Raises
-        UnsupportedValue if the model or a fallback that the client chose is a pass-through model that cannot answer the
-        request, and if no deployment has the requested tags.
+        UnsupportedValue in two cases: the model, or a fallback that the client chose, is a pass-through model that
+        cannot answer the request; or no deployment has the requested tags. Raises InvalidRequest if the request selects
+        a deployment that cannot answer it. Raises BackendUnavailable if only the other kind has a usable deployment.
         """
         groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
         others = self._stand_ins.get(request.model, NO_STAND_INS).for_request(request.model, request.requested)
@@ -171,7 +172,7 @@ class RoutingPool:
         return mask
 
     def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
-        """Return the error for a request that rules out every deployment that could answer it."""
+        """Return the error for a request whose tags or deployment name rule out all deployments."""
         other = (self._speaking if request.passing else self._passing).get(request.model)
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
@@ -193,7 +194,7 @@ class RoutingPool:
     def start(self) -> None:
         """Start probing and load polling, and take over the carried deployments.
 
-        Needs a running loop.
+        Must be called in a running event loop.
         """
         for carried in self._resources:
             carried.pool.let_go(carried.live)
@@ -237,7 +238,7 @@ class RoutingPool:
                     task.cancel()
 
     def _probe_by(self, at: float) -> None:
-        """Wake the task `_watch` if an attempt needs a probe at the time `at`, before the next one."""
+        """Wake the task `_watch` if a probe is needed at the time `at`, before its next check."""
         if at < self._watches_at:
             self._doubts.set()
 
@@ -315,7 +316,7 @@ class RoutingPool:
             watched.loading = None
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds, until every deployment has been probed once."""
+        """Wait until every deployment has been probed once, but at most `timeout_s` seconds."""
         live = [one for group in self._groups for one in group.members]
         probing = [asyncio.ensure_future(one.capabilities()) for one in live if one.known is None]
         if probing:
@@ -356,7 +357,7 @@ class RoutingPool:
 
 
 def _usable(groups: Mapping[str, DeploymentGroup], models: Sequence[str], ruled_out: int) -> Sequence[DeploymentGroup]:
-    """Return the groups of `models` that have a deployment outside of the mask `ruled_out`."""
+    """Return the groups of `models` that have a deployment outside the mask `ruled_out`."""
     found = [group for name in models if (group := groups.get(name))]
     return [group for group in found if _is_usable(group, ruled_out)] if ruled_out else found
 

@@ -71,14 +71,14 @@ class ProbeSchedule:
         return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), MAX_UNFIT_PROBE_PAUSE_S)
 
     def is_expected_back(self, now: float) -> bool:
-        """Return whether the deployment became unreachable a short time ago."""
+        """Return whether the deployment became unreachable so recently that it may be back soon."""
         return self.unreachable_since is not None and now - self.unreachable_since < BACK_SOON_S
 
     def is_due(self, now: float, phase: CircuitPhase, *, is_failing: bool, is_known: bool) -> bool:
-        """Return whether a probe is due for a deployment that is neither doubted nor suspected.
+        """Return whether a probe is due, for a deployment without any special reason for a probe.
 
-        `is_failing` means that the last probe failed. `is_known` means that an earlier probe passed, and no cooldown
-        has begun since.
+        `phase` is the phase of the deployment's circuits. `is_failing` means that the last probe failed. `is_known`
+        means that an earlier probe passed, and no cooldown has begun since.
         """
         since = now - self.ended_at
         if phase is CircuitPhase.HALF_OPEN:

@@ -1,7 +1,7 @@
 """Quality of a deployment's answers, compared with the other deployments of its group. Pure.
 
-A deployment whose share of faulty answers is clearly higher than that of the others gets a lower level, and its weight
-is reduced. Only answers to comparable requests are compared. So a client whose requests no model can satisfy changes
+A deployment whose share of faulty answers is clearly higher than the share of the others gets a lower level, and thus a
+lower weight. Only answers to comparable requests are compared. So a client whose requests no model can satisfy changes
 nothing, even if all its requests go to one deployment.
 """
 
@@ -48,7 +48,7 @@ class QualityLevel(IntEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of all answers and of faulty answers, in which old answers count less."""
+    """Number of answers and number of faulty answers; old answers count for less than 1."""
 
     answers: float = 0.0
     faulty: float = 0.0
@@ -60,7 +60,7 @@ class Tally:
 
 @dataclass(slots=True)
 class QualityRecord:
-    """Counts of the answers of one deployment, in which old answers count less, and its level."""
+    """Quality level of one deployment, and counts of its answers; old answers count for less."""
 
     level: QualityLevel = QualityLevel.FULL
     total: Tally = field(default_factory=Tally)
@@ -71,7 +71,10 @@ class QualityRecord:
     new_answers: int = 0
 
     def record(self, faults: Collection[AnswerFault], workload: int, now: float) -> bool:
-        """Count an answer, and return whether a comparison is due."""
+        """Count an answer, and return whether a comparison is due.
+
+        `faults` is empty for a good answer. `workload` is equal for comparable requests. `now` is monotonic seconds.
+        """
         self._decay(now)
         tally = self.workloads.get(workload)
         if tally is None:
@@ -123,10 +126,10 @@ def level_of(record: QualityRecord, others: Sequence[QualityRecord]) -> QualityL
 
 
 def _comparable(record: QualityRecord, others: Sequence[QualityRecord]) -> tuple[tuple[float, float], float] | None:
-    """Return the confidence interval of the own share of faulty answers, and a reference share.
+    """Return the confidence interval of the share of faulty answers, and a reference share.
 
-    The reference is the upper bound of the share of the other deployments, for the same mix of workloads. Return None
-    if there are too few answers.
+    The reference is the upper bound of the share of faulty answers in `others`, for the same mix of workloads. Return
+    None if there are too few answers.
     """
     own, expected, compared = Tally(), 0.0, 0.0
     for workload, tally in record.workloads.items():
@@ -144,7 +147,7 @@ def _comparable(record: QualityRecord, others: Sequence[QualityRecord]) -> tuple
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return Wilson's confidence interval of 99 % for a share of `count` answers."""
+    """Return the 99 % Wilson confidence interval for a `share` of `count` answers."""
     square = Z_99**2 / count
     centre, spread = share + square / 2, sqrt(square * share * (1 - share) + square**2 / 4)
     return max((centre - spread) / (1 + square), 0.0), min((centre + spread) / (1 + square), 1.0)
@@ -174,9 +177,9 @@ def next_level(level: QualityLevel, own: tuple[float, float], reference: float) 
 class DeploymentQuality:
     """Quality of a deployment for its status.
 
-    `answers` is the number of answers, in which old answers count less. Of a thousand answers, `faulty_per_thousand`
-    are faulty; `faults` has the number for each kind of fault, and an answer may have several. `weight` is the part of
-    its configured weight that the deployment gets.
+    `answers` is the number of answers; old answers count for less than 1. `faulty_per_thousand` is the number of faulty
+    answers per thousand, and `faults` the number per thousand for each kind of fault. An answer may have several
+    faults. `weight` is the part (0.25 to 1) of its configured weight that the deployment gets.
     """
 
     answers: int = 0

@@ -56,7 +56,7 @@ class Waiter(Generic[SlotT]):
 class QueueConfig:
     """Limits of a queue.
 
-    `length` is the maximum number of waiting requests, and `per_owner` that of one owner (None for no limit).
+    `length` is the maximum number of waiting requests, and `per_owner` the maximum for one owner (None for no limit).
     `timeout_s` is the maximum waiting time in seconds.
     """
 
@@ -66,7 +66,7 @@ class QueueConfig:
 
 
 class WaitingQueue(Generic[SlotT]):
-    """Fair queue for slots. `give_back` returns a slot that its request no longer needs."""
+    """Fair queue for slots. `give_back` releases the slot of a request that no longer waits."""
 
     def __init__(self, bounds: QueueConfig, give_back: Callable[[SlotT], None], clock: Callable[[], float]) -> None:
         self._bounds = bounds
@@ -95,9 +95,10 @@ class WaitingQueue(Generic[SlotT]):
     ) -> SlotT | None:
         """Wait for a slot; return None if no deployment is worth waiting for.
 
-        `until` is in the event loop's time. Raises BackendOverloaded if no slot becomes free until then or if the queue
-        is full, and its subclass ShareExceeded if this owner has too many waiting requests. If the wait is cancelled,
-        no slot stays reserved.
+        `attempt` tries to reserve a slot, as in `Waiter`. `resumes` means that the request continues an answer. `until`
+        is a time of the event loop. Raises BackendOverloaded if no slot becomes free by this time or if the queue is
+        full, and its subclass ShareExceeded if this owner has too many waiting requests. If the wait is cancelled, no
+        slot stays reserved.
         """
         if not len(self):
             offer = attempt(0)
@@ -146,7 +147,7 @@ class WaitingQueue(Generic[SlotT]):
             self._serving = False
 
     def expected_s(self) -> float:
-        """Return the seconds after which a new request probably gets a slot, at the recent speed."""
+        """Estimate the seconds until a new request gets a slot, from the recent speed of the queue."""
         if len(self._moved) < 2:
             return MIN_RETRY_AFTER_S
         each = (self._clock() - self._moved[0]) / len(self._moved)
@@ -169,7 +170,7 @@ class WaitingQueue(Generic[SlotT]):
         return False
 
     def grant(self, held: SlotT | None) -> SlotT | None:
-        """Record that a request gets a slot, and return the slot."""
+        """Record that a request gets the slot `held`, and return it; do nothing if `held` is None."""
         if held is not None:
             self._moved.append(self._clock())
         return held
@@ -205,7 +206,7 @@ class WaitingQueue(Generic[SlotT]):
             del self._owners[waiter.owner]
 
     def _shorten(self, newcomer: Waiter[SlotT]) -> None:
-        """Refuse one request if the queue exceeds one of its limits; this may be the newcomer."""
+        """Refuse one request, possibly the newcomer, if the queue exceeds one of its limits."""
         line = self._owners[newcomer.owner]
         if self._bounds.per_owner is not None and len(line) > self._bounds.per_owner:
             self._refuse(line[-1], shared=True)

@@ -1,8 +1,9 @@
 """Rate limit of a deployment over a sliding minute. Pure: the clock is an argument.
 
 A request counts from the moment it gets its slot, with the number of tokens that it may use. When the request has
-finished, the number of tokens that it used replaces this number; tokens beyond it count from then on. Times are grouped
-into grains, so that memory does not grow with the rate. No grain is dropped before its minute is over.
+finished, this number is corrected to the number of tokens that the request used. If the request used more tokens than
+were counted, the additional tokens count from the end of the request. Times are grouped into grains, so that memory
+does not grow with the rate. No grain is dropped before its minute is over.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Rate:
         return at
 
     def add_request(self, tokens: int, now: float) -> Grain:
-        """Count a request that begins with `tokens`, and return its grain for `settle`."""
+        """Count a request that may use `tokens` tokens, and return its grain for `settle`."""
         return self._add(1, tokens, now)
 
     def settle(self, grain: Grain, taken: int, used: int | None, now: float) -> None:

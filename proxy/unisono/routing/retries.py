@@ -1,9 +1,9 @@
 """Failover of one request through the deployments of its model and of the fallback models.
 
 A failed attempt is repeated on another deployment of the group first, and then in another group. If all have failed, a
-deployment that failed is retried after a pause. Before the answer begins, `num_retries` limits the attempts, and each
-is charged to the group's retry budget; only the first move away from a dead deployment is free. Attempts that continue
-an answer are free and limited by MAX_FAILED_ATTEMPTS.
+deployment that failed is retried after a pause. Before the answer begins, `num_retries` limits the retries, and each
+retry is charged to the group's retry budget, except for the first move away from a dead deployment. Attempts that
+continue an answer are not charged, and MAX_FAILED_ATTEMPTS limits them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class GroupFailoverRoute:
         return max(self._num_retries - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Return whether another healthy deployment has a context window for so long a prompt."""
+        """Return whether another healthy deployment can hold a prompt of `prompt_tokens` tokens."""
         current, excluded = None, self._failed_mask & ~self._back if self._resumes else self._failed_mask
         if self._at is not None:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit
@@ -176,7 +176,7 @@ class GroupFailoverRoute:
         return False
 
     def _may_try_again(self, group: DeploymentGroup, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
-        """Return whether another attempt is allowed after one in `group` failed with `error`."""
+        """Return whether another attempt is allowed after an attempt in `group` ended in `error`."""
         if isinstance(error, ContextTooLong):
             return True
         # The continuation of an answer is limited only by the number of failures. A pending failure is not counted yet.
@@ -380,7 +380,7 @@ class GroupFailoverRoute:
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
     def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
-        """Return an unfit deployment to probe again as a last resort, but no drained one."""
+        """Return an unfit, but not drained, deployment to probe again as a last resort."""
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 

@@ -1,4 +1,4 @@
-"""Selection of a candidate within one group, with estimates of their prefix caches.
+"""Selection of a candidate within one group, with estimates of all prefix caches.
 
 The gateway and `unisono simulate` use this module. The clock is an argument.
 """
@@ -35,7 +35,7 @@ RETENTION_S: Final = 1800.0
 
 
 class PrefixIndex:
-    """Masks of the deployments that have cached a block, by block number.
+    """Mask of the deployments that have probably cached each prompt block, by block number.
 
     `now` is monotonic seconds and never decreases.
     """
@@ -53,7 +53,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def join(self) -> int:
-        """Return a bit that is unique to a deployment until it leaves."""
+        """Return a mask bit for a deployment. No other deployment gets this bit before `leave`."""
         if self._free:
             return self._free.pop()
         self._bits += 1
@@ -73,7 +73,7 @@ class PrefixIndex:
     def cached_prefixes(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
         """Return masks of deployments with the number of prompt blocks that they have cached.
 
-        Each row has fewer deployments and more blocks than the one before.
+        Each row has fewer deployments and more blocks than the row before.
         """
         if not blocks:
             return []
@@ -126,7 +126,7 @@ log = logging.getLogger(__name__)
 
 
 class Selector:
-    """Selection among `candidates`, which have their own bits in `prefixes`.
+    """Selection among `candidates`. Each candidate has its own bit in the masks of `prefixes`.
 
     `now` is monotonic seconds.
     """
@@ -168,7 +168,7 @@ class Selector:
 
 
 def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
-    """Return the values of each candidate that a choice depends on, for the log."""
+    """Return, for the log, the values of each candidate on which a choice depends."""
     return [
         {
             "backend": c.name,

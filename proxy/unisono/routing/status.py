@@ -29,7 +29,7 @@ class DeploymentStatus:
     - `unknown`: not probed yet
     - `drained`: an operator has withdrawn it from use
     - `shadow`: it repeats requests of another deployment, and its answers are not used
-    - `quarantined`: its tokens have other probabilities than those of the reference deployment
+    - `quarantined`: the probabilities of its tokens differ from those of the reference deployment
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed checks
     with their remedies; it contains no address, and may be public. `cause` is for the operator: the message of the last

@@ -17,7 +17,8 @@ T = TypeVar("T")
 class TagRules:
     """Rules of tag-based routing.
 
-    With `match_any`, a deployment must have at least one of the requested tags, otherwise all of them.
+    With `match_any`, a deployment must have at least one of the requested tags. Otherwise, a deployment must have all
+    of them.
     """
 
     match_any: bool = True
@@ -26,7 +27,7 @@ class TagRules:
         """Return the deployments that a request may use; empty if none has the requested tags.
 
         `deployments` are pairs of a deployment and its tags. In `requested`, `&tag` is a tag that a deployment must
-        have, and `!tag` one that it must not have.
+        have, and `!tag` is a tag that a deployment must not have.
         """
         required = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "&"}
         excluded = {tag[1:] for tag in requested if len(tag) > 1 and tag[0] == "!"}

@@ -84,5 +84,5 @@ def round_robin(weights: Sequence[int], turn: int) -> list[int]:
 
 
 def _stride(size: int) -> int:
-    """Return the first number from the golden section of `size` on that is coprime with `size`."""
+    """Return a number near the golden section of `size` that is coprime with `size`."""
     return next(stride for stride in range(max(1, round(size * 0.618)), 2 * size + 2) if gcd(stride, size) == 1)

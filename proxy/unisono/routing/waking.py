@@ -29,7 +29,7 @@ class Waking:
         self._failed_at = float("-inf")
 
     async def capabilities(self, live: LiveDeployment) -> Capabilities:
-        """Return the capabilities of a deployment, and wake the deployment if it is not reachable.
+        """Return the capabilities of a deployment; wake the deployment first if it is unreachable.
 
         Raises a BackendError if the probe fails and the deployment cannot be woken, or does not wake up.
         """
@@ -45,7 +45,7 @@ class Waking:
         return await asyncio.shield(self._task)
 
     def _can_wake(self, live: LiveDeployment, error: UnisonoError) -> bool:
-        """Return whether the error shows a sleeping deployment that may be woken now."""
+        """Return whether `error` means that the deployment sleeps, and it may be woken now."""
         has_just_failed = live.clock() - self._failed_at < RETRY_AFTER_S
         return live.terms.wake is not None and kind_of(error) is BreakerFailure.UNREACHABLE and not has_just_failed
 

@@ -1,13 +1,13 @@
 """Distribution of new connections among processes, so that all have about equally many.
 
-All processes wait on one listening socket, and the kernel often wakes the same process. If the process has more
-connections than another one, it waits for a moment before it accepts a new connection. If the connection is still
-pending after that, the process accepts it. So a process that hangs delays no client for longer. A process that has
-reached its maximum would refuse the connection, so it waits longer while another process has room.
+All processes wait on one listening socket, and the kernel often wakes the same process. A process that has more
+connections than another process waits for `LEFT_LYING_S` before it accepts a new connection. If the connection is still
+pending after that, the process accepts it, because the other processes may hang. A process that has reached its maximum
+would refuse the connection, so it waits longer (up to `FULL_LEFT_LYING_S`) while another process has room.
 
 uvicorn's workers accept whatever they see first. Measured with 20 connections on one of two workers: the idle worker
 received 17 to 20 of the next 20 connections here, and 6 to 11 with uvicorn (five runs each, one connection every 20
-ms). A connection waits at most `LEFT_LYING_S` longer.
+ms).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ log = logging.getLogger("unisono.serve")
 class Loads:
     """Connection count of each process, in shared memory.
 
-    `file` is the descriptor of the shared memory, and `places` the maximum number of processes.
+    `file` is the file descriptor of the shared memory. `places` is the maximum number of processes; each process has a
+    place from 0 to `places - 1`.
     """
 
     def __init__(self, file: int, places: int) -> None:
@@ -57,7 +58,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class AcceptingProcess:
-    """One of the processes that share the listener, and its maximum of connections."""
+    """Process that shares the listener: its number, and the maximum of its connections."""
 
     loads: Loads
     number: int
@@ -111,7 +112,7 @@ class Accepting:
     def _leave_until(self, latest: float) -> None:
         """Give other processes time to accept a connection.
 
-        If this process has reached its maximum, it waits until `latest`, in the event loop's time.
+        This process waits for `LEFT_LYING_S`, or until `latest` (event loop time) if it has reached its maximum.
         """
         self._pause_then(LEFT_LYING_S, partial(self._check_remaining_connection, latest))
 

@@ -74,7 +74,7 @@ class Application:
         self._lifespan_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the application. Raises the exception with which its startup fails."""
+        """Start the application. If the startup fails, its exception is raised."""
         self._lifespan_task = asyncio.create_task(self._live(), name="application")
         startup = asyncio.create_task(self._has_started.wait())
         await asyncio.wait({self._lifespan_task, startup}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,7 @@ class Application:
             await self._lifespan_task
 
     async def close(self) -> None:
-        """Release the resources; open requests fail. Further calls wait until this has been done."""
+        """Release the resources; open requests fail. Later calls only wait until that is complete."""
         self._has_ended.set()
         if self._lifespan_task is not None:
             # Cancellation of the caller must not interrupt the release.
@@ -98,8 +98,8 @@ class Application:
 class AppSwitch:
     """ASGI application that passes each request to the current application.
 
-    `first` is the first application; it is built, and the server's lifespan starts it. `share` is the number of gateway
-    processes.
+    `first` is the first application, which is already built but not started: the server's lifespan starts it. `share`
+    is the number of gateway processes.
     """
 
     def __init__(self, first: LayeredApp, share: int = 1) -> None:
@@ -127,7 +127,8 @@ class AppSwitch:
     async def reload(self, config: Config) -> None:
         """Build and start a new application for new requests; it reuses parts of the current one.
 
-        Raises ConfigError or the exception with which the startup fails. In both cases, the current application stays.
+        Raises ConfigError for an invalid configuration, or the exception with which the startup fails. After either
+        error, the current application stays.
         """
         async with self._replacing:
             before = self.gateway.config
@@ -186,7 +187,7 @@ class AppSwitch:
             log.error("the stored models were not applied: %s", error)  # noqa: TRY400 - no bug
 
     async def finished(self, within_s: float) -> bool:
-        """Wait up to `within_s` seconds for all requests to end; return whether they have.
+        """Wait up to `within_s` seconds for all requests to end; return whether they have ended.
 
         Idle WebSockets are closed.
         """

@@ -45,7 +45,7 @@ class LingeringTransport(Transport):
     """Transport whose `close` lingers if `has_unread_input` returns True.
 
     In this case, `close` sends FIN after the response and discards further input. The connection ends when the client
-    closes it, is idle, or exceeds the limit of time or bytes.
+    closes it, sends nothing for a while, or exceeds the limit of time or bytes.
     """
 
     def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:
@@ -63,7 +63,7 @@ class LingeringTransport(Transport):
             setattr(self, name, getattr(transport, name))
 
     def join_next(self) -> None:
-        """Hold back the next write, and send it together with the write after it, or at `flush`."""
+        """Hold back the bytes of the next write until the write after it, or until `flush`."""
         if not self.is_closing():
             self.write = self._keep_for_next  # type: ignore[method-assign]
 

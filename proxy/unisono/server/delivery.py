@@ -113,7 +113,7 @@ def limit_buffers(transport: Transport) -> None:
 
 
 class ChunkWriter:
-    """Writer of parts of a chunked body. It does not use uvicorn's `send`, which takes longer."""
+    """Writer of parts of a chunked body, which bypasses uvicorn's slower `send`."""
 
     __slots__ = ("_cycle",)
 
@@ -125,7 +125,7 @@ class ChunkWriter:
         return self._cycle.response_started
 
     def is_ready(self) -> bool:
-        """Return whether a write now would be neither delayed nor lost. The body must be chunked."""
+        """Return whether the body is chunked, and a write now would be neither delayed nor lost."""
         cycle = self._cycle
         return not (cycle.flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
 
@@ -145,7 +145,7 @@ def chunk_writer(send: Send) -> ChunkWriter | None:
 
 
 class DisconnectNotifier:
-    """Notifier of the code that answers a request, for the case that the client disconnects."""
+    """Notifier that calls functions of the answering code when the client disconnects."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -154,7 +154,8 @@ class DisconnectNotifier:
     def watch(self, notify: Callable[[], None]) -> Callable[[], None] | None:
         """Call `notify` when the client disconnects; return a function that prevents the call.
 
-        Return None if the request body has not arrived completely. In this case, only a reader of the body is notified.
+        Return None if the request body has not arrived completely. In this case, `notify` is never called, and only a
+        reader of the body notices the disconnect.
         """
         if self._cycle.more_body or self._cycle.waiting_for_100_continue:
             return None

@@ -23,7 +23,7 @@ LENGTH_BYTES = 8
 class Serve:
     """Message to a worker: serve new requests with this configuration.
 
-    The worker has the number `place` among `share` workers. `address`, `remarks` and
+    `share` is the number of workers, and `place` the number of this worker, from 0. `address`, `remarks` and
     `key_variable` are for the startup screen.
     """
 

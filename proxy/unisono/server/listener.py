@@ -5,7 +5,7 @@ protocol class. Upgrades to protocols other than WebSocket are ignored, and the 
 request is refused, earlier requests on its connection that were read completely are answered first. All requests of a
 connection end when the client disconnects.
 
-Measured with uvicorn's protocol class and with this one:
+Measured with uvicorn's protocol class and with this class:
 
 - Silence, half a head, or a byte of a head every 0.2 s: uvicorn still held each connection after 40 s. With a deadline
   of 10 s, this class answers 408 after 10.1 s.
@@ -84,7 +84,7 @@ def connections(
     must be complete within the same time. The client must read some output every `write_timeout_s` seconds, or it is
     disconnected.
 
-    When there are `max_connections` connections, requests are refused; None for no limit. Health checks are exempt,
+    Requests are refused while there are `max_connections` connections; None for no limit. Health checks are exempt,
     because an orchestrator would otherwise restart a busy gateway. `formats` maps paths to the error formats of APIs
     other than OpenAI's.
     """
@@ -100,7 +100,7 @@ def _new_websocket(write_timeout_s: float, formats: Formats, **uvicorn_arguments
 
 
 class HttpConnection(Delivering, HttpToolsProtocol):
-    """uvicorn's HTTP connection with limits; `connections` creates a subclass with values."""
+    """uvicorn's HTTP connection with limits; `connections` creates a subclass with settings."""
 
     settings: ClassVar[ListenerSettings]
 
@@ -141,7 +141,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, because a complete request is still unanswered."""
+        """Return True, which keeps the connection open, if a complete request is still unanswered."""
         if self._lingering.is_closing():
             return False
         self._drop_incomplete()

@@ -57,7 +57,7 @@ def check_head(method: str, target: bytes, version: str, scope: Scope, max_bytes
     if len(hosts) > 1 or (not hosts and version != "1.0"):
         raise MalformedRequest("A request must have exactly one Host header.")
     if codings and (version == "1.0" or _tokens(codings) != [b"chunked"]):
-        raise MalformedRequest("The only supported Transfer-Encoding is 'chunked', in HTTP/1.1.")
+        raise MalformedRequest("The gateway supports only the Transfer-Encoding 'chunked', and only in HTTP/1.1.")
     if target.startswith(b"/") or (method, target) == ("OPTIONS", b"*"):
         return
     authority = AUTHORITY.match(target)

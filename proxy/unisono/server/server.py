@@ -6,7 +6,7 @@ an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP relo
 
 uvicorn closes idle connections at once and aborts streams at the end of the grace period. Measured with 80 clients that
 reuse their connections (20 at a time, a request every 20 ms): at SIGTERM all 80 lost a request with uvicorn's shutdown,
-and none did with this one. A stream that uvicorn aborts ends without an error event.
+and none with this shutdown. A stream that uvicorn aborts ends without an error event.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class GatewayServer(uvicorn.Server):
 
     `started` is called once, when the server listens and its backends were probed. `reload` reads and applies the
     configuration. It is called on SIGHUP and by `reload_soon`; if it raises ConfigError, the error is logged and
-    nothing changes. With `place`, the listener is shared with other processes, and the process with the fewest
-    connections accepts the next one.
+    nothing changes. If `place` is given, the listener is shared with other processes, and the process with the fewest
+    connections accepts the next connection.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def _keyed(gateway: Gateway) -> bool:
 def curl_line(address: str, model: str, key_variable: str) -> str:
     """Return a curl command that sends one request to `model`.
 
-    The command reads the key from the environment variable `key_variable`, which is empty for a gateway without keys.
+    The command reads the key from the environment variable `key_variable`; "" for a gateway without keys.
     """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     key = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""

@@ -66,8 +66,8 @@ class WorkerProcess:
 class Supervisor:
     """Owner of the listener and of all worker processes.
 
-    `order` is the first message to each worker, apart from `place`. `read_again` returns the new configuration for a
-    reload, or raises ConfigError. `show` prints the startup screen.
+    `order` is the first message to each worker, except that each worker gets its own `place` (its number, from 0).
+    `read_again` returns the new configuration for a reload, or raises ConfigError. `show` prints the startup screen.
     """
 
     def __init__(
@@ -163,13 +163,13 @@ class Supervisor:
     def _forget(self, place: int) -> None:
         """Delete the live gauges of a worker that has exited.
 
-        The worker's counters stay, and the next worker at this place continues them.
+        The worker's counters stay, and the worker that replaces it continues these counters.
         """
         for path in Path(self._metrics).glob(f"gauge_live*_{place}.db"):
             path.unlink(missing_ok=True)
 
     async def _bounded(self, worker: WorkerProcess) -> None:
-        """Kill a worker that has not ended after the grace period."""
+        """Kill a worker that has not exited by the end of the grace period of a shutdown."""
         await self._leaving.wait()
         await asyncio.sleep(self._order.config.unisono.shutdown_grace_s + LEAVING_S)
         worker.signal(signal.SIGKILL)

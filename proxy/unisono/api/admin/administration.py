@@ -56,9 +56,9 @@ class Administration:
     locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def lock(self, kind: str, id: str) -> asyncio.Lock:
-        """Return the lock of an object.
+        """Return the lock of the object `id` of a kind, such as `team`.
 
-        With this lock, changes by this process wait for each other, instead of causing conflicts in the store.
+        With this lock, changes to the object by this process wait for each other, so they cause no store conflicts.
         """
         return self.locks.setdefault((kind, id), asyncio.Lock())
 
@@ -148,8 +148,8 @@ class Administration:
     async def claim(self, name: str, digest: str, candidate: str) -> str:
         """Bind a name to the digest of a request body, and return the id of the object to create.
 
-        The id is `candidate` on first use of the name; later, it is the id of the first use. Raises `KeyReused` if the
-        name was used with a different digest.
+        On the first use of the name, the id is `candidate`. On later uses, it is the id from the first use. Raises
+        `KeyReused` if the name was used before with a different digest.
         """
         return await self.store.claim(SHARED_TENANT, f"admin:{name}", digest, candidate)
 
@@ -160,7 +160,8 @@ class Administration:
     async def created_id(self, actor: Actor, kind: str, body: Mapping[str, Any], once: str, candidate: str) -> str:
         """Return the id of the object that an Idempotency-Key creates: `candidate` on first use.
 
-        `once` is the Idempotency-Key, or "". Raises `KeyReused` if it was used with a different body.
+        `once` is the Idempotency-Key; "" if the request has none. Raises `KeyReused` if the Idempotency-Key was used
+        before with a different body.
         """
         if not once:
             return candidate
@@ -198,8 +199,8 @@ def page_of(items: Sequence[Item], page: int, size: int | None) -> tuple[Sequenc
 async def _actor(request: Request) -> Actor:
     """Return the actor of a request.
 
-    Raises `InvalidRequest` for a change if the gateway has no master key, `NotAllowed` if the actor's role may not use
-    the route, and only then `UnsupportedValue` for an unknown query parameter.
+    The checks run in this order. Raises `InvalidRequest` for a change if the gateway has no master key, `NotAllowed` if
+    the actor's role may not use the route, and `UnsupportedValue` for an unknown query parameter.
     """
     admin = dependency(request, Administration)
     if admin.is_keyless and request.method not in {"GET", "HEAD"}:

@@ -78,7 +78,7 @@ async def create_customer(
     body: Annotated[NewCustomer, parsed_body(NewCustomer)],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
-    """Create an end user. The body may set limits, permitted models and a block."""
+    """Create an end user. The body may set limits and permitted models, and may block the user."""
     entry = await create_entry(admin, actor, EntryKind.CUSTOMER, body, idempotency_key)
     return await customer_answer(admin, entry)
 

@@ -53,7 +53,7 @@ async def create_entry(
 ) -> DirectoryEntry:
     """Create an entry, or return the entry that an earlier equal request has created.
 
-    `once` is the Idempotency-Key, or "". Raises `InvalidRequest` if an entry with the id has other settings,
+    `once` is the Idempotency-Key; "" for none. Raises `InvalidRequest` if an entry with this id has different settings,
     `KeyReused` if the Idempotency-Key was used with a different body, and `NotFound` for an unknown budget.
     """
     field = ID_FIELDS[kind]
@@ -78,7 +78,7 @@ async def create_entry(
         existing = await admin.entry(kind, id)
     if existing is None or _without_times(existing) != _without_times(new):
         raise InvalidRequest(
-            f"'{field}': '{id[:64]}' exists with other settings; choose a different id, or update '{id[:64]}'.",
+            f"'{field}': '{id[:64]}' exists with different settings; choose a different id, or update '{id[:64]}'.",
             param=field,
         )
     return existing
@@ -127,7 +127,7 @@ async def change_entry(
 async def update_entry(
     admin: Administration, actor: Actor, kind: EntryKind, id: str, body: LimitFields
 ) -> DirectoryEntry:
-    """Change the settings of an entry that the body contains.
+    """Change those settings of an entry that the body contains.
 
     Raises `NotFound` if the actor may not see or change the entry, and `NotAllowed` for settings that only an admin may
     change.
@@ -144,7 +144,7 @@ async def update_entry(
 
 
 async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
-    """Raise `InvalidRequest` if a key or an entry still gets its limits from a budget."""
+    """Raise `InvalidRequest` if a key, team, user or end user still uses the budget."""
     users = [
         (entry.kind.value, entry.id)
         for kind in EntryKind

@@ -41,7 +41,7 @@ class TeamMember(AdminBody):
     @model_validator(mode="after")
     def _is_named(self) -> TeamMember:
         if self.user_id is None and self.user_email is None:
-            raise invalid_field("name the user, in `user_id` or `user_email`")
+            raise invalid_field("must name the user in `user_id` or `user_email`")
         return self
 
 
@@ -195,7 +195,7 @@ class DeleteBudget(AdminBody):
 
 
 class ListQuery(QueryModel):
-    """Page of a list. Without `page_size`, the page has all entries."""
+    """Page of a list, numbered from 1. Without `page_size`, the page contains all entries."""
 
     page: Annotated[int, Field(ge=1, le=1_000_000, strict=False)] = 1
     page_size: Annotated[int, Field(ge=1, le=1000, strict=False)] | None = None

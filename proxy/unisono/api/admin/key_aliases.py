@@ -9,8 +9,8 @@ from unisono.errors import InvalidRequest, KeyReused
 async def claim_alias(admin: Administration, alias: str, digest: str, key_id: str, *, is_fixed: bool) -> str:
     """Claim an alias for a new key, and return the id of the key to create.
 
-    The id is `key_id`, or the id of an earlier request with the same alias and `digest`. Raises `InvalidRequest` if a
-    different key has the alias. With `is_fixed`, also raises it if the id would not be `key_id`.
+    The id is `key_id`, or the id from an earlier request with the same alias and `digest`. Raises `InvalidRequest` if a
+    different key has the alias. With `is_fixed`, `InvalidRequest` is also raised if the id would not be `key_id`.
     """
     try:
         owner = await admin.claim(f"alias {alias}", digest, key_id)
@@ -24,9 +24,9 @@ async def claim_alias(admin: Administration, alias: str, digest: str, key_id: st
 
 
 async def check_alias(admin: Administration, alias: str, once: str, user: str | None) -> None:
-    """Raise `InvalidRequest` if a key that was created by a different request has this alias.
+    """Raise `InvalidRequest` if a key has this alias, unless an equal request created the key.
 
-    A key is that of an earlier equal request if it belongs to `user` or has the creation name `once`.
+    An equal request created a key if the key has the creation name `once`, or belongs to `user` (ignored if None).
     """
     for key in await admin.store.keys():
         is_own = key.once == once or (user is not None and key.user == user)

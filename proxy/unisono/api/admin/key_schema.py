@@ -90,7 +90,7 @@ class KeySettings(LimitFields):
         return replace(record, **fields, metadata=self._metadata(record))
 
     def _metadata(self, record: KeyRecord) -> dict[str, Json]:
-        """Return the metadata with the tags of the body. LiteLLM stores tags in the metadata."""
+        """Return the key's metadata, with the tags in the body. LiteLLM stores tags in the metadata."""
         is_sent = "metadata" in self.model_fields_set
         metadata = dict(self.metadata or {}) if is_sent else dict(record.metadata)
         tags = self.tags if "tags" in self.model_fields_set else record.metadata.get("tags")

@@ -60,7 +60,8 @@ TOKEN_LENGTH = 64
 async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
     """Return the key with this id or secret.
 
-    Raises `NotFound` if there is no such key, or if the actor may not see the key (with `to_change`: change the key).
+    Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
+    also be allowed to change the key.
     """
     if has_form(name):
         record = await admin.store.key_of((await admin.mint()).digest(name))
@@ -192,7 +193,7 @@ async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> 
 
 
 async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> KeyRecord:
-    """Change the settings of a key that the body contains.
+    """Change those settings of a key that the body contains.
 
     Raises `NotFound` for a key, user or budget that is unknown or not accessible to the actor. Raises `InvalidRequest`
     if no key is named or another key has the alias, and `UnsupportedValue` for a different team.
@@ -238,12 +239,12 @@ def _check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None
 
 
 async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> list[str]:
-    """Revoke keys permanently, and return their names.
+    """Revoke keys permanently, and return the names by which the body identifies the keys.
 
-    Raises `NotFound` if one of the keys does not exist. In this case, no key is revoked.
+    Raises `NotFound` if one of the keys does not exist or the actor may not change it. Then no key is revoked.
     """
     if not body.keys and not body.key_aliases:
-        raise InvalidRequest("'keys': name at least one key, in `keys` or `key_aliases`.", param="keys")
+        raise InvalidRequest("'keys': send at least one key in `keys`, or one alias in `key_aliases`.", param="keys")
     found = [await find_key(admin, actor, name, to_change=True) for name in body.keys or ()]
     if body.key_aliases:
         live = {key.name: key for key in await admin.store.keys() if key.revoked_at is None and actor.changes_key(key)}
@@ -313,7 +314,7 @@ async def generate_key_route(
 async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str | None, Query()] = None) -> KeyInfo:
     """Return a key, by default the key of this request."""
     if not key and actor.key is None:
-        raise InvalidRequest("'key': the master key has no entry; name a key.", param="key")
+        raise InvalidRequest("'key': the master key has no entry in the store; send the key to look up.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
     shown = record.id if key is None or key.startswith(PREFIX) else key
     return KeyInfo(key=shown, info={**admin.view(record), "spend": await key_spend(admin, record)})
@@ -321,7 +322,7 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
 
 @ADMIN.add("GET", "/key/list")
 async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[KeyQuery, Query()]) -> KeyPage:
-    """List keys, newest first: ids, or whole keys and their spend with `return_full_object`."""
+    """List the ids of keys, newest first; with `return_full_object`, whole keys and spend."""
     keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
     if not query.return_full_object:
         return KeyPage.model_validate({"keys": [key.id for key in keys], **counts})
@@ -383,5 +384,5 @@ async def regenerate_named_key_route(
 ) -> Object:
     """Give the key in the path a new secret, which no later response contains."""
     if body.key not in (None, key):
-        raise InvalidRequest("'key': differs from the key in the path; omit it.", param="key")
+        raise InvalidRequest("'key': differs from the key in the path; omit this field.", param="key")
     return await regenerate_key(admin, actor, key, body)

@@ -1,4 +1,4 @@
-"""Limits of keys, teams, users and budgets: their fields in requests, and in answers."""
+"""Limits of keys, teams, users and budgets: the fields of requests and of answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LimitFields(AdminBody):
     token_budget: Amount | None = None
 
     def limits(self, before: KeyLimits) -> KeyLimits:
-        """Return the limits `before` with the limits that the body contains."""
+        """Return the limits `before`, updated with the limits that the body contains."""
         sent = self.model_fields_set
         changes: dict[str, Any] = {own: getattr(self, name) for name, own in LIMIT_NAMES.items() if name in sent}
         for name, own in (("max_budget", "money_budget"), ("soft_budget", "soft_budget")):

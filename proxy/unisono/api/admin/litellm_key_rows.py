@@ -118,7 +118,7 @@ async def import_keys(
     """Import keys, and return a result for each. A refused key does not affect the other keys.
 
     With `creates_owners`, missing teams and users are created without limits. `ignored` contains the names of settings
-    to drop. Raises the errors of the store, with a status of 500 or more.
+    to drop. Errors with a status of 500 or more, such as those of the store, are raised.
     """
     await _announce(admin)
     found = []
@@ -161,7 +161,9 @@ async def _import_key(
     key_id = f"key_{token[:24]}"
     if (existing := await admin.store.key(key_id)) is not None:
         if existing.revoked_at is not None:
-            raise InvalidRequest("'token': this key was deleted and cannot be imported again; omit it", param="token")
+            raise InvalidRequest(
+                "'token': this key was deleted and cannot be imported again; remove it from the import", param="token"
+            )
         return ImportedKey(name, key_id, is_new=False)
     sent = {field: value for field, value in row.items() if field not in FACTS and field not in ignored}
     known = GenerateKey.model_fields

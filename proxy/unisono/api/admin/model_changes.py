@@ -29,10 +29,10 @@ class ModelAdministration:
     """Deployments of the gateway, and operations on stored deployments.
 
     `file_names` returns the names of the deployments in the configuration file. `check` raises ConfigError for settings
-    that the gateway cannot use. `seal` encrypts the settings of the deployment with an id for the store. `opened`
-    decrypts the settings in an entry, and returns None if that fails. `visible` returns settings without secrets.
-    `applied` waits a few seconds until this process uses a change and has probed the deployment. `deployments` returns
-    the current state of all deployments.
+    that the gateway cannot use. `seal` gets the id and the settings of a deployment, and encrypts the settings for the
+    store. `opened` decrypts the settings in an entry, and returns None if that fails. `visible` returns settings
+    without secrets. `applied` waits a few seconds until this process uses a change and has probed the deployment.
+    `deployments` returns the current state of all deployments.
     """
 
     file_names: Callable[[], Collection[str]]
@@ -50,7 +50,7 @@ async def create_model(
     """Store a new deployment, or return the deployment that an earlier equal request has stored.
 
     `once` is the Idempotency-Key, or "". Raises `InvalidRequest` for invalid settings and if a deployment with the id
-    has other settings, and `KeyReused` if the Idempotency-Key was used with a different body.
+    has different settings, and `KeyReused` if the Idempotency-Key was used with a different body.
     """
     info = settings.get("model_info") or {}
     candidate = info.get("id") or str(uuid4())
@@ -73,7 +73,7 @@ async def create_model(
         found = await admin.entry(EntryKind.MODEL, id)
         if found is None or await models.opened(found) != settings:
             raise InvalidRequest(
-                f"'model_info.id': '{id[:64]}' exists with other settings; choose a different id, or update the "
+                f"'model_info.id': '{id[:64]}' exists with different settings; choose a different id, or update the "
                 "existing deployment.",
                 param="model_info.id",
             ) from None
@@ -163,8 +163,8 @@ async def set_drained(
 def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """Return the old settings, updated with the settings that were sent.
 
-    Sections are merged key by key. A key that was sent as null is removed. Objects inside a section are replaced as a
-    whole.
+    The settings inside a section are merged one by one. A setting that was sent as null is removed. If the value of a
+    setting is an object, it is replaced as a whole.
     """
     settings = {**old, **({"model_name": sent["model_name"]} if sent.get("model_name") else {})}
     for section in SECTIONS:

@@ -39,7 +39,7 @@ class NewModel(AdminBody):
 class ChangedModel(AdminBody):
     """Body of `/model/update`.
 
-    Each key in a section replaces the same key of the deployment; `null` removes the key.
+    Each setting in a section replaces the deployment's setting with the same name; `null` removes the setting.
     """
 
     model_name: Name | None = None

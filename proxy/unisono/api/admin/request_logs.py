@@ -28,7 +28,7 @@ MAX_LISTED: Final = RECORDS_PER_READ * MAX_READS
 
 
 async def request_log(admin: Administration, actor: Actor, request_id: str) -> list[Object]:
-    """Return a list with the request; empty if it is unknown or if the actor may not see it."""
+    """Return a list of this one request; empty if it is unknown or the actor may not see it."""
     record = await admin.store.request(request_id)
     keys = {key.id: key for key in await admin.store.keys()}
     if record is None or not _sees(actor, record, keys.get(record.key)):
@@ -43,7 +43,7 @@ def _sees(actor: Actor, record: RequestRecord, key: KeyRecord | None) -> bool:
 async def request_logs(
     admin: Administration, keys: dict[str, KeyRecord], only: Collection[str] | None, wanted: RequestFilter, most: int
 ) -> list[Object]:
-    """Return the latest `most` requests to models.
+    """Return at most `most` requests to models that match `wanted`, newest first.
 
     `only` contains the ids of the keys whose requests are returned; None for all requests.
     """

@@ -53,7 +53,7 @@ class Actor:
 
     `key` is the caller's key; None for the master key. `user` is the id of the key's user, or "". `teams` contains the
     ids of the teams that the user administers, and `member_of` the ids of all teams of the user. `home` is the id of
-    the key's team, outside of which the caller has no rights; None for a key without a team.
+    the key's team, outside which the caller has no rights; None for a key without a team.
     """
 
     role: Role
@@ -168,9 +168,9 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
 def strongest(user: DirectoryEntry | None, teams: frozenset[str], home: str | None = None) -> Role:
     """Return the strongest role of a key of `user`, who administers `teams`.
 
-    `home` is the team of the key, or None. A key in a team never has the role of a gateway admin. Team admins can
-    create keys in their team for any member and change the secrets of these keys. If a member is a gateway admin, the
-    team admins would become gateway admins with such a key.
+    `home` is the team of the key; None for a key without a team. A key in a team never has the role of a gateway admin,
+    because team admins can create keys for any member of their team. If a member is a gateway admin, a team admin could
+    otherwise use a key of this member to act as a gateway admin.
     """
     if user is None:
         return Role.KEY

@@ -1,7 +1,7 @@
 """Routes `/spend/*`, `/global/spend/report` and `/user/daily/activity`.
 
-The ledger has totals by key, model and UTC day. Single requests are in the request records. An actor sees the usage of
-those keys that the actor may see. Admins also see the usage of the master key.
+The ledger has totals by key, model and UTC day. Individual requests are in the request records. An actor sees the usage
+of those keys that the actor may see. Admins also see the usage of the master key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPORT_DAYS: Final = 30
 
 
 class UsageQuery(QueryModel):
-    """Filters of the usage. `start_date` and `end_date` are UTC days and both included."""
+    """Filters of the usage. `start_date` and `end_date` are UTC days, and both are inclusive."""
 
     start_date: QueriedDay | None = None
     end_date: QueriedDay | None = None
@@ -67,7 +67,7 @@ class LogQuery(SpendQuery):
 
 @dataclass(frozen=True, slots=True)
 class VisibleUsage:
-    """Lines of the ledger that an actor may see, and the keys by id, including deleted keys."""
+    """Ledger lines that an actor may see, and the visible keys by id, including deleted keys."""
 
     lines: Sequence[LedgerLine]
     keys: Mapping[str, KeyRecord]
@@ -124,7 +124,7 @@ def _usd(used: TokenUsage) -> float:
 
 @ADMIN.add("GET", "/spend/logs")
 async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[LogQuery, Query()]) -> list[Object]:
-    """Return the spend by day, or single requests with `summarize=false` or `request_id`."""
+    """Return the spend by day; with `summarize=false` or `request_id`, individual requests."""
     if query.request_id is not None:
         _check_days(query)
         return [row for row in await request_log(admin, actor, query.request_id) if _fits(row, query)]
@@ -161,12 +161,12 @@ def _fits(row: Object, query: LogQuery) -> bool:
 async def _single_requests(admin: Administration, actor: Actor, query: SpendQuery) -> list[Object]:
     """Return a page of the requests that the actor may see and that match, the latest first.
 
-    Raises `InvalidRequest` for impossible days, and for a page after the last possible one.
+    Raises `InvalidRequest` if the last day is before the first, and for a page beyond the latest `MAX_LISTED` requests.
     """
     _check_days(query)
     if query.page * query.page_size > MAX_LISTED:
         raise InvalidRequest(
-            f"'page': only the latest {MAX_LISTED:,} requests can be listed; select older ones with 'end_date'.",
+            f"'page': only the latest {MAX_LISTED:,} requests can be listed; set 'end_date' to list older requests.",
             param="page",
         )
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
@@ -265,7 +265,7 @@ async def get_spend_report(
 
 
 def _with_days(query: UsageQuery, now: float) -> UsageQuery:
-    """Return the query with default days: the last 30 days up to today."""
+    """Return the query with its missing days set: by default, the last 30 days including today."""
     today = datetime.fromtimestamp(now, UTC).date()
     first = (today - timedelta(days=REPORT_DAYS - 1)).isoformat()
     days = {"start_date": query.start_date or first, "end_date": query.end_date or today.isoformat()}

@@ -81,7 +81,7 @@ async def get_user_info(
 ) -> UserInfo:
     """Return a user with keys, teams and spend; by default, the user of the request's key."""
     if not user_id and not actor.user:
-        raise InvalidRequest("'user_id': the key of this request has no user; name a user.", param="user_id")
+        raise InvalidRequest("'user_id': the key of this request has no user; send the id of a user.", param="user_id")
     user = await find_entry(admin, actor, EntryKind.USER, user_id or actor.user)
     keys = [
         admin.view(key)
@@ -176,5 +176,5 @@ async def delete_budget(
 async def update_budget(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
 ) -> Object:
-    """Change the limits of a named budget, which takes effect everywhere within a second."""
+    """Change the limits of a named budget. The change takes effect everywhere within a second."""
     return admin.view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body))
