@@ -20,7 +20,7 @@ class AbortTimer:
 
     The limits until the first token and between tokens run only while the reader waits for the backend. The limit for
     the whole answer always runs. When a limit expires, `expired` is set to the error message and the connection is
-    closed, which wakes the reader. There is one timer, which is rescheduled only when it fires.
+    closed, which wakes the reader. All three limits share one timer, which is rescheduled only when it fires.
     """
 
     __slots__ = (

@@ -52,8 +52,8 @@ def complete(
 ) -> AsyncGenerator[Chunk]:
     """Send `body` to `/v1/completions` and yield chunks of ids or text, depending on `output`.
 
-    `stop_field` is the name of the field in which the server reports the stop token that ended a choice. Raises the
-    `BackendError` family.
+    `stop_field` is the name of the field in which the server reports the stop token that ended a choice. Raises
+    BackendError or a subclass.
     """
     scored = job.prompt.tokens if job.prompt_logprobs else ()
     fold = CompletionFold(output, wire.failures, stop_field, has_logprobs=job.logprobs is not None, scored=scored)
@@ -77,7 +77,7 @@ def id_request(model: str, job: CompletionJob) -> dict[str, object]:
 def sampling(job: CompletionJob) -> dict[str, object]:
     """Return the sampling fields of a request to `/v1/completions`.
 
-    `seed` and `logit_bias` are left out unless the job sets them or needs them for a constraint.
+    `seed` is left out if the job has no seed, and `logit_bias` if neither the client nor a constraint needs biases.
     """
     options = job.sampling
     fields: dict[str, object] = {
@@ -99,8 +99,9 @@ def sampling(job: CompletionJob) -> dict[str, object]:
 class CompletionFold:
     """Converter from the events of a text completion to chunks.
 
-    `done` becomes True when `feed` returns the last chunk, which has the finish reason. `scored` are the tokens of
-    the prompt if the stream begins with the log probabilities of the prompt, else empty.
+    `done` becomes True when `feed` returns the last chunk, which has the finish reason. `scored` are the tokens of the
+    prompt if the job requests log probabilities of the prompt, which then arrive at the beginning of the stream.
+    Otherwise `scored` is empty.
     """
 
     __slots__ = (
@@ -209,7 +210,7 @@ class CompletionFold:
     def _add_prompt_logprobs(self, field: object) -> int:
         """Read the log probabilities of the prompt from the `logprobs` object of the first choice.
 
-        Returns the number of entries that belong to the prompt; 0 if the choice has no `logprobs`.
+        Returns the number of entries in `logprobs` that belong to the prompt, or 0 if the choice has no `logprobs`.
         """
         if field is None:
             return 0

@@ -60,7 +60,7 @@ _SEVERAL = ("anyOf", "prefixItems")
 
 
 def as_tag(schema: Mapping[str, object]) -> str | None:
-    """Return a structural tag for an answer that follows the schema, as JSON.
+    """Return, as JSON, a structural tag that restricts an answer to the schema.
 
     Returns None if the schema has a keyword that a structural tag would not enforce.
     """
@@ -100,9 +100,9 @@ _ESCAPED = r"\\\1"
 
 
 def bias(job: CompletionJob) -> Mapping[int, float]:
-    """Return the client's biases.
+    """Return the biases for the request, by token id.
 
-    If the job has a constraint, add biases that forbid the control tokens.
+    These are the client's biases. If the job has a constraint, biases that forbid the control tokens are added.
     """
     if job.constraint is None:
         return job.sampling.logit_bias

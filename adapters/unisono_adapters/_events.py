@@ -34,8 +34,8 @@ class Fold(Protocol):
     def feed(self, events: list[bytes]) -> Chunk | None:
         """Return the chunk for the events of one network read.
 
-        Returns None if the model produced nothing in these events. Raises the `BackendError` family if the backend
-        reports an error or an event is malformed.
+        Returns None if the model produced nothing in these events. Raises BackendError or a subclass if the backend
+        reports an error, or if an event is malformed.
         """
         ...
 
@@ -45,7 +45,7 @@ async def generate(
 ) -> AsyncGenerator[Chunk]:
     """Send `body` to `path` and yield the chunks that `fold` makes of the response.
 
-    Raises the `BackendError` family.
+    Raises BackendError or a subclass.
     """
     try:
         answer = await wire.post(path, body, job, framing)
@@ -82,7 +82,7 @@ async def generate(
 
 
 class _Chunks:
-    """Conversion of the events of one answer to chunks inside the network callback.
+    """Converter that turns the events of one answer into chunks, inside the network callback.
 
     Each chunk is passed to `on_chunk`, the callback of the job. If `on_chunk` returns False, the chunk is stored in
     `unread`.
@@ -110,7 +110,7 @@ class _Chunks:
         return False
 
     def recorded(self, chunk: Chunk | None) -> Chunk | None:
-        """Return `chunk`. Unless it is None, note that the backend has generated something."""
+        """Return `chunk`. If there is a chunk, record that the backend has begun its answer."""
         if chunk is not None:
             self._answer.delivered()
             self.has_started = True

@@ -1,7 +1,7 @@
 """Mapping of a backend's failures to exceptions.
 
-Failures are HTTP statuses, connection faults and error objects. Every failure maps to the `BackendError` family or to
-`ContextTooLong`. A client sees the backend's own message, shortened and cleaned, only if the client's request caused
+Failures are HTTP statuses, connection faults and error objects. Every failure maps to `BackendError`, a subclass of it,
+or `ContextTooLong`. A client sees the backend's own message, shortened and cleaned, only if the client's request caused
 the failure. In all other cases the message is only the `__cause__` of the exception, which is logged. A backend's key
 never appears in either text.
 """
@@ -158,7 +158,8 @@ class FailureTable:
     def error_object(self, data: dict[str, Any]) -> BackendError | ContextTooLong:
         """Return the exception for an error object that arrived with HTTP status 200.
 
-        If the object contains an HTTP status in `code` (Ollama: `status`), the exception is that of this status.
+        If the object contains an HTTP status in `code` (Ollama: `status`), the result is the same as for a response
+        with that status.
         """
         error = data.get("error")
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
@@ -169,7 +170,7 @@ class FailureTable:
         return failure
 
     def not_events(self, content_type: str, body: object) -> BackendError | ContextTooLong:
-        """Return the exception for a response with HTTP status 200 that is not an event stream."""
+        """Return the exception for a body with HTTP status 200 that is not an event stream."""
         if isinstance(body, dict) and is_error(body):
             return self.error_object(body)
         failure = BackendProtocolError(f"the backend answered with {clean(content_type)} instead of an event stream")

@@ -2,8 +2,8 @@
 
 The server reports log probabilities only for tokens that it generates. A grammar of token ids forces the server to
 generate the given tokens. The log probabilities that it reports are those before grammar and biases are applied. A stop
-token cannot be part of a grammar, so each stop token has a request of its own, in which a bias forces the token. Old
-servers do not support grammars of token ids; there, every token has a request of its own. Measured on the server of
+token cannot be part of a grammar, so each stop token has a request of its own, in which a bias forces the token. On old
+servers, which do not support grammars of token ids, every token has a request of its own. Measured on the server of
 llama-cpp-python 0.3.36.
 """
 
@@ -31,7 +31,7 @@ Generate = Callable[[Sequence[int], int, Mapping[str, object]], Awaitable[object
 async def score_forced(generate: Generate, job: ScoreJob) -> list[TokenScore | None]:
     """Return the score of each target; None for a target that the server did not score.
 
-    Raises the `BackendError` family.
+    Raises BackendError or a subclass.
     """
     scores: list[TokenScore | None] = []
     for part in parts_of(job.targets):

@@ -2,7 +2,7 @@
 
 For every token, llama.cpp follows all ways to parse the text so far, one after the other. With an ambiguous grammar
 there are so many ways that the whole server stalls: with `(.{1,30}){30}z` it generated no token in 100 seconds.
-Therefore only expressions are translated for which the number of ways stays small.
+Therefore this module translates an expression only if the number of ways stays small.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ def _code_point(code: int) -> str:
 class _Ends:
     """Positions at which a match of a part of the expression can begin and end.
 
+    The match begins at one of `first` and ends at one of `last`.
+
     `is_nullable` is True if the part also matches the empty text.
     """
 
@@ -198,7 +200,11 @@ class _Positions:
         pairs: set[tuple[int, int]],
         waiting: list[tuple[int, int]],
     ) -> None:
-        """Add the pairs of positions that the next character can reach from `pair`."""
+        """Add to `pairs` and `waiting` the positions that the next character can reach from `pair`.
+
+        Two positions form a pair if two ways to read the same text lead to them. `moves` are the pairs of following
+        positions. Raises UntranslatableRegex if two ways meet again inside a repetition.
+        """
         for one, other in moves:
             self._count(1)
             if not _overlap(self._sets[one], self._sets[other]):

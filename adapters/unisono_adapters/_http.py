@@ -1,6 +1,6 @@
 """HTTP client of one backend: sending requests and receiving event streams.
 
-Raises only ContextTooLong and the `BackendError` family. When a request is cancelled, closed or times out, its
+Raises only ContextTooLong, BackendError and its subclasses. When a request is cancelled, closed or times out, its
 connection is closed at once. The client does not use proxies, redirects, cookies, netrc or compression. It sends no
 headers except those in this module.
 """
@@ -78,9 +78,9 @@ class BackendAnswer:
     def next_data(self, consume: Callable[[list[bytes]], bool] | None = None) -> Future[None]:
         """Return a future that is done when data, the end of the stream or a failure arrives.
 
-        Call this method only while nothing is readable. The network callback passes the events of a short read to
-        `consume`. If `consume` returns True, the future stays pending. If `consume` raises, the future gets the
-        exception.
+        Call this method only while nothing is readable. If `consume` is given, the network callback passes the events
+        of each small read to it instead of completing the future. The future stays pending as long as `consume` returns
+        True. If `consume` raises an exception, the future gets the exception.
         """
         watch = self._watch
         if watch.due_at is None:
@@ -106,7 +106,7 @@ class BackendAnswer:
     def read_nowait(self) -> list[bytes]:
         """Return the data of the events that have arrived; the list may be empty.
 
-        Call this method only while `response` is readable. Raises the `BackendError` family.
+        Call this method only while `response` is readable. Raises BackendError or a subclass.
         """
         if self._watch.expired is not None:
             raise BackendTimeout(self._watch.expired)
@@ -123,7 +123,7 @@ class BackendAnswer:
     async def read(self) -> list[bytes] | None:
         """Wait for events and return their data, or None at the end of the stream.
 
-        The list may be empty. Raises the `BackendError` family.
+        The list may be empty. Raises BackendError or a subclass.
         """
         if self.is_ended:
             return None
@@ -134,9 +134,9 @@ class BackendAnswer:
         return self.read_nowait()
 
     async def settle(self) -> None:
-        """Wait up to `LINGER_S` seconds for the end of a complete answer.
+        """After the last event, wait up to `LINGER_S` seconds for the end of the response.
 
-        Only then can the connection be reused.
+        The connection can be reused only after the response has ended.
         """
         if self.response.is_complete:
             return
@@ -162,7 +162,7 @@ class BackendBytes:
         self._ends_at = ends_at
 
     async def read(self) -> bytes:
-        """Return the next bytes; empty at the end of the response. Raises the `BackendError` family."""
+        """Return the next bytes, empty at the end. Raises BackendError or a subclass."""
         due_at = asyncio.get_running_loop().time() + self._timeouts.silence_s
         message = silent(BACKEND, self._timeouts) if due_at < self._ends_at else incomplete(self._timeouts)
         with _mapped_failures(message):
@@ -178,7 +178,7 @@ class BackendHttp:
 
         `statuses` replace entries of `_failures.STATUSES` for this kind of backend. With `polite`, a request that is
         aborted before the response head is closed with FIN instead of RST, so that the backend can still send the head.
-        Without that, some backends never end such a request. Raises ConfigError if the address or the key is invalid.
+        After an RST, some backends never end such a request. Raises ConfigError if the address or the key is invalid.
         """
         self._base = _base(options.api_base)
         secret = options.api_key or None
@@ -203,7 +203,7 @@ class BackendHttp:
         self._serial = itertools.count(1)
 
     async def post(self, path: str, body: bytes, job: Job, framing: Framing = SSE) -> BackendAnswer:
-        """Send a JSON body and return the event stream. Raises the `BackendError` family."""
+        """Send a JSON body and return the event stream. Raises BackendError or a subclass."""
         timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
@@ -224,7 +224,7 @@ class BackendHttp:
         return BackendAnswer(response, framing, AbortTimer(started, timeouts, response))
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
-        """Send a JSON body and return the decoded JSON response. Raises the `BackendError` family."""
+        """Send a JSON body and return the decoded JSON response. Raises BackendError or a subclass."""
         with _mapped_failures(incomplete(job.timeouts)):
             async with asyncio.timeout(job.timeouts.total_s):
                 headers = self._headers_for(job, "application/json")
@@ -237,7 +237,7 @@ class BackendHttp:
     async def post_bytes(self, path: str, body: bytes | Upload, job: Job, model: str) -> BackendBytes:
         """Send a JSON body or an upload; return the response as soon as its head has arrived.
 
-        `model` is the model name to insert into an upload. Raises the `BackendError` family.
+        `model` is the model name to insert into an upload. Raises BackendError or a subclass.
         """
         ends_at = asyncio.get_running_loop().time() + job.timeouts.total_s
         with _mapped_failures(incomplete(job.timeouts)):
@@ -268,7 +268,7 @@ class BackendHttp:
     async def get_json(self, path: str, request_body: object = None) -> Any:
         """Request a JSON document of at most `MAX_RESPONSE_BYTES`, within `PROBE_S` seconds.
 
-        Sends `request_body` with POST, or GET if it is None. Raises the `BackendError` family.
+        Sends `request_body` with POST. If it is None, sends a GET request. Raises BackendError or a subclass.
         """
         method = "GET" if request_body is None else "POST"
         body = b"" if request_body is None else orjson.dumps(request_body)
@@ -293,7 +293,7 @@ class BackendHttp:
         """Return the body of a status page, or None if the server does not have this page.
 
         Raises BackendTimeout after `within_s` seconds, BackendProtocolError if the page has more than `max_bytes`
-        bytes, and other errors of the `BackendError` family.
+        bytes, and other subclasses of BackendError.
         """
         with _mapped_failures(NO_STATUS.format(limit=seconds(max(0.0, within_s)))):
             async with asyncio.timeout(within_s):
@@ -317,7 +317,7 @@ class BackendHttp:
     async def aclose(self) -> None:
         """Close all connections.
 
-        Readers of answers that are still open get an exception. Repeatable.
+        Readers of answers that are still open get an exception. May be called repeatedly.
         """
         self._pool.close()
 
@@ -349,7 +349,7 @@ class BackendHttp:
 
 @contextmanager
 def _mapped_failures(timeout_message: str) -> Iterator[None]:
-    """Convert connection faults to the `BackendError` family.
+    """Convert connection faults to BackendError or a subclass.
 
     An expired time limit becomes a BackendTimeout with the message `timeout_message`.
     """

@@ -7,8 +7,9 @@ is nearly certain, so that it is known whether the text after this position begi
 
 A prompt that would crash the server (`_poison_prompts`) is never sent. Therefore the stream begins before the last
 token of the first piece, not after it. If the job's own prompt would crash the server, the prompt is sent without its
-last token, until the server generates the same token again. The first piece is short, because the server generates
-all of it even if the client disconnects. Measured on mlx-lm 0.32.2.
+last token, and the server must generate that token again. If the server generates a different token, the request is
+repeated. The first piece is short, because the server generates all of it even if the client disconnects. Measured on
+mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Token:
 class FirstPiece:
     """Result of the first piece: the ids and text to emit.
 
-    If the answer ends in the first piece, `finish` is its finish reason. Otherwise `expected` is the text of the token
-    with which the stream will probably begin.
+    If the answer ends in the first piece, `finish` is the finish reason of the answer. Otherwise `expected` is the text
+    of the token with which the stream will probably begin.
     """
 
     ids: Sequence[int] = ()
@@ -105,7 +106,7 @@ async def complete_text(
     """Yield the answer to `job` as text.
 
     The token counts in the last chunk are those of the job's prompt. Raises CannotGoOn if the prompt would crash the
-    server and cannot be shortened, and the `BackendError` family.
+    server and cannot be shortened, and other subclasses of BackendError.
     """
     now = asyncio.get_running_loop().time
     began = now()
@@ -135,9 +136,10 @@ async def _first(
 ) -> tuple[Chunk, Sequence[Token]]:
     """Generate the first piece of the answer to `job`; return the chunk and its tokens.
 
-    `written` holds the prompts that would crash the server. If the prompt is one of them, the server must generate the
-    last tokens of the prompt again; raises CannotGoOn if it does not after `TRIES` attempts. The returned tokens are
-    empty if the server does not report tokens, or if they do not agree with the text.
+    `written` holds the prompts that would crash the server. If the job's prompt is one of them, it is sent without its
+    last tokens, and the server must generate these tokens again. Raises CannotGoOn if the server has generated
+    different tokens in all of `TRIES` attempts. The returned tokens are empty if the server does not report tokens, or
+    if they do not agree with the text.
     """
     prompt, again = split_poison(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
@@ -214,7 +216,7 @@ def read(
 
 
 def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
-    """Return the positions in `ids` at which a prompt can end.
+    """Return the positions in `ids` at which the stream's prompt may end.
 
     The prompt consists of the text `before` and the ids up to the position. A position is a number of ids. A prompt
     cannot end inside a character. It also cannot contain a marker that the model spelled as ordinary text, because the
@@ -275,7 +277,7 @@ def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> Completio
 def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
     """Return the options with `number` added to the seed.
 
-    The same seed would repeat the random numbers.
+    Each request needs a seed of its own, because the same seed would produce the same random numbers.
     """
     if sampling.seed is None or not number:
         return sampling

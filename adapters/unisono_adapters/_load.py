@@ -64,8 +64,9 @@ def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
 def by_part(found: Sequence[Sample], parts: Sequence[str]) -> dict[tuple[str, ...], float]:
     """Return one number for each part of a server, such as an engine or a scheduler.
 
-    `parts` are the names of the labels that identify a part. If a part has several samples, its largest value is
-    returned: the samples are repetitions by several processes, or one of them is the sum of the others.
+    `parts` are the names of the labels that identify a part. The keys of the result are the values of these labels. If
+    a part has several samples, its largest value is returned: the samples are repetitions by several processes, or one
+    of them is the sum of the others.
     """
     largest: dict[tuple[str, ...], float] = defaultdict(float)
     for sample in found:
@@ -97,9 +98,9 @@ Page = Callable[[bytes], Load | None]
 
 
 class LoadPages:
-    """Status pages of a server, by path.
+    """Status pages of a server, with a parser for each path.
 
-    Once a page has reported a load, it is requested first from then on.
+    A page that has reported a load is requested before the other pages from then on.
     """
 
     def __init__(self, wire: BackendHttp, pages: Mapping[str, Page]) -> None:
@@ -110,7 +111,7 @@ class LoadPages:
     async def read(self) -> Load | None:
         """Return the load of the server, or None if no page reports it.
 
-        Raises BackendTimeout after `LOAD_S` seconds, and other errors of the `BackendError` family.
+        Raises BackendTimeout after `LOAD_S` seconds, and other subclasses of BackendError.
         """
         loop = asyncio.get_running_loop()
         started_at = loop.time()

@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
     """Return the names of the served models, and the context window of each.
 
-    A context window is in tokens, or None if it is unknown. Raises the `BackendError` family.
+    A context window is in tokens, or None if it is unknown. Raises BackendError or a subclass.
     """
     listed = await wire.get_json("v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
@@ -35,7 +35,7 @@ async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
 async def examine_served(subject: Subject, model: str, served: Collection[str]) -> Probe:
     """Probe a backend that serves the models `served`.
 
-    If `model` is not one of them, nothing else is checked, and this is the only finding.
+    If `model` is not one of these models, the only finding is that it is not served, and nothing else is checked.
     """
     if model not in served:
         return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies.get(Check.MODEL, "")),))

@@ -61,11 +61,11 @@ class Subject:
     """Backend to probe.
 
     `claims` are the capabilities to check: those of its kind, and those that the backend reports. `remedies` are advice
-    to the operator for failed checks. `encode` and `decode` call the backend's own tokenizer, with special tokens
-    parsed; they return None or raise a BackendError if it does not answer. `long_prompt` is the length in tokens of a
-    prompt that a kind known to truncate prompts must read completely; 0 sends no such prompt. `trusted` are kinds of
-    constraints that need no trial, because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a
-    kind that loads its model on the first request."""
+    to the operator for failed checks. `encode` and `decode` call the backend's own tokenizer, which parses special
+    tokens. They return None or raise a BackendError if the tokenizer does not answer. `long_prompt` is for backends
+    known to truncate prompts: the length in tokens of a prompt that the backend must read completely. With 0, no such
+    prompt is sent. `trusted` are kinds of constraints that need no trial, because this package enforces them.
+    `first_token_s` replaces FIRST_TOKEN_S for backends that load their model on the first request."""
 
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities
@@ -170,7 +170,7 @@ class _Probing:
     async def _generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _ProbeAnswer | None:
-        """Generate; return None if the backend fails. Raises if it is busy, absent or too slow."""
+        """Generate; return None if the backend fails. Raises if it is busy, unreachable or too slow."""
         try:
             return await self.generate(prompt, max_tokens, force, constraint)
         except (BackendUnavailable, BackendOverloaded, BackendTimeout):
@@ -217,7 +217,7 @@ class _Probing:
     def _read_exactly(self, heard: _ProbeAnswer) -> None:
         """Compare the reported number of prompt tokens with the number of ids sent.
 
-        A missing or absurdly large number is ignored: the generated answer shows what the backend has read."""
+        A missing or implausibly large number is ignored, so that only the generated answer is checked."""
         if not heard.claimed or heard.claimed > 4 * heard.sent:
             return
         if heard.claimed == heard.sent:
@@ -232,9 +232,9 @@ class _Probing:
             self._find(Check.IDS_IN, False, message)
 
     async def tokenizer(self, heard: _ProbeAnswer) -> None:
-        """Check the tokenizer by its endpoint, if the backend has one.
+        """Check the tokenizer with the backend's tokenizer endpoint, if there is such an endpoint.
 
-        Otherwise check the token counts of a backend that reads text, or the generated text if it reads ids."""
+        Otherwise check the token counts of a backend that reads text, or the answer of a backend that reads ids."""
         if await self._compare_tokenizer():
             return
         if not self._accepts_ids:
@@ -245,7 +245,7 @@ class _Probing:
             self._find(Check.TOKENIZER, bool(harmony), detail)
 
     async def _compare_tokenizer(self) -> bool:
-        """Compare the backend's tokenizer with the gateway's; return False if it has no endpoint."""
+        """Compare the backend's tokenizer with the gateway's; return False if no endpoint answers."""
         is_compared, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
             ours = self._encoding.encode_marked(text)
@@ -263,7 +263,7 @@ class _Probing:
         return is_compared
 
     async def _counted(self) -> None:
-        """Check a text backend's tokenizer by its token counts: a marker must be one token."""
+        """Check that a text backend counts as many tokens as the gateway: one for each marker."""
         for text in (MARKED, "\n".join(BODIES)):
             prompt = self._text_prompt(text)
             heard = await self._generate(prompt, 1)

@@ -42,8 +42,8 @@ BODIES = (
 class Trial:
     """Constraint to try, and the answers that show that the backend enforces it.
 
-    An answer may continue after one of the `answers`. The `answers` contain no white space, because all white space
-    of the output is removed before the comparison.
+    An answer of the backend may begin with one of the `answers` and continue after it. The `answers` contain no white
+    space, because all white space of the output is removed before the comparison.
     """
 
     constraint: Constraint

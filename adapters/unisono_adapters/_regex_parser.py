@@ -34,7 +34,7 @@ class UntranslatableRegex(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CharacterSet:
-    """One character from these ranges. A literal character is a range of one code point."""
+    """Any one character in these code point ranges. A literal is a range of one code point."""
 
     ranges: Ranges
 
@@ -97,7 +97,7 @@ def complement(ranges: Ranges) -> Ranges:
 class _Characters:
     """Set of characters whose exact members are unknown, such as `\\w`.
 
-    `sure` are the characters that certainly belong to the set, and `possible` those that belong to it perhaps.
+    `sure` are the characters that certainly belong to the set, and `possible` those that may belong to it.
     """
 
     sure: Ranges

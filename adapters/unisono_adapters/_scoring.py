@@ -43,8 +43,8 @@ async def score_prompt(
 def to_score(entry: TokenLogprob | None, top: int) -> TokenScore | None:
     """Return the score of a token with at most `top` alternatives.
 
-    Returns None if there are no alternatives. Some servers add the token itself to the alternatives, so they send one
-    more than requested.
+    Returns None if the server reported no alternatives. Some servers add the token itself to the alternatives, so they
+    send one alternative more than requested.
     """
     return None if entry is None or not entry.top else TokenScore(entry.token, entry.logprob, entry.top[:top])
 

@@ -1,9 +1,10 @@
 """llama.cpp's server: token ids in, token ids out, over `/completion`.
 
-Every event contains one token id and the text that the token completes. For a character of several tokens, the server
-sends one event with only the last id; `_restore_ids` restores the missing ids from the text. The stream ends with an
-event with `"stop": true`, without `[DONE]`. The adapter never sends `X-Conversation-Id`, because with this header the
-server would go on generating after the gateway disconnects. Measured on the server of llama-cpp-python 0.3.36.
+Every event contains one token id and the text that the token completes. For a character that consists of several
+tokens, the server sends one event with only the last id; `LostIds` restores the missing ids from the text. The stream
+ends with an event with `"stop": true`, without `[DONE]`. The adapter never sends `X-Conversation-Id`, because with this
+header the server would go on generating after the gateway disconnects. Measured on the server of llama-cpp-python
+0.3.36.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class LostIds:
         return self._reencode(tokens, text)
 
     def _reencode(self, tokens: list[int], text: bytes) -> list[int]:
-        """Encode `text` without its special tokens, and append the special ids of `tokens`."""
+        """Encode `text` without the special tokens at its end, and append their ids from `tokens`."""
         special = [token for token in tokens if token >= FIRST_SPECIAL]
         body = text.removesuffix(self._encoding.decode_bytes(special)) if special else text
         return [*self._encoding.encode_text(body.decode("utf-8", errors="replace")), *special]
@@ -135,7 +136,7 @@ class LlamaCppBackend:
     async def probe(self) -> Probe:
         """Read the server's properties and probe the backend.
 
-        The reported context is that of one slot.
+        The reported context window is that of one slot of the server.
         """
         properties = await self._wire.get_json("props")
         settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
@@ -171,7 +172,7 @@ class LlamaCppBackend:
     async def load(self) -> Load | None:
         """Return the load.
 
-        The server answers only between two steps, so a long prompt may delay its answer.
+        The server answers only between two steps of the model, so a long prompt may delay the answer.
         """
         return await self._load.read()
 
@@ -225,7 +226,7 @@ GAUGES = (RUNNING, WAITING, TOKENS, USED)
 
 
 def _gauges(page: bytes) -> Load | None:
-    """Read the page that `--metrics` enables. Only older builds report the use of the cache."""
+    """Read the page that `--metrics` enables. Only older builds report how full the cache is."""
     found = {name: sum(by_part(values, ()).values()) for name, values in samples(page, *GAUGES).items()}
     if RUNNING not in found:
         return None
@@ -249,7 +250,7 @@ def _slots(page: bytes) -> Load | None:
 
 
 def _health(page: bytes) -> Load | None:
-    """Read the health page, which reports the number of busy slots only in builds of 2024."""
+    """Read the health page, which reports the number of busy slots only in builds from 2024."""
     health = document(page)
     running = amount(health.get("slots_processing")) if isinstance(health, dict) else None
     return None if running is None else Load(running, amount(health.get("deferred")) or 0)
@@ -261,13 +262,13 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
             schema = schema_of(constraint)
             # An ambiguous pattern would stall the whole server.
             if any(regex_grammar(pattern) is None for pattern in _patterns(schema)):
-                raise ConstraintRefused("a `pattern` in the schema cannot be translated to a grammar of llama.cpp")
+                raise ConstraintRefused("a `pattern` in the schema cannot be translated into a llama.cpp grammar")
             return {"json_schema": schema}
         case OneOf(texts):
             return {"grammar": choice_grammar(texts)}
         case Regex(pattern):
             if (grammar := regex_grammar(pattern)) is None:
-                raise ConstraintRefused("the regular expression cannot be translated to a grammar of llama.cpp")
+                raise ConstraintRefused("the regular expression cannot be translated into a llama.cpp grammar")
             return {"grammar": grammar}
         case Gbnf(grammar):
             return {"grammar": client_grammar(grammar)}

@@ -89,7 +89,10 @@ HEADER_MARKERS = ("<|channel|>", "<|message|>")
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Access to the server. `version` is empty if unknown."""
+    """Settings with which requests are sent to the server.
+
+    `num_ctx` is the context size in tokens. `version` is the server's version, or empty if it is unknown.
+    """
 
     route: OllamaRoute
     num_ctx: int
@@ -222,7 +225,10 @@ class OllamaBackend:
         return orjson.dumps(body)
 
     async def _make_plan(self) -> tuple[_Plan, tuple[str, str]]:
-        """Return the plan for requests, and the server's version with the model's modification time."""
+        """Return the plan for requests, and the state of the server for which it was made.
+
+        The state is a pair: the server's version, and the model's modification time.
+        """
         response = await self._wire.get_json("api/version")
         version = response.get("version") if isinstance(response, dict) else None
         if not isinstance(version, str):
@@ -299,8 +305,8 @@ def _num_ctx(setting: object) -> int | None:
 def _context_of(model: Mapping[str, Any]) -> int:
     """Return the context size in tokens.
 
-    It is `num_ctx` of the Modelfile. If the Modelfile does not set it, it is the size that the model supports, but at
-    most `MAX_DEFAULT_NUM_CTX`.
+    The size is `num_ctx` in the Modelfile. If the Modelfile does not set `num_ctx`, the size is the one that the model
+    supports, but at most `MAX_DEFAULT_NUM_CTX`.
     """
     parameters = model.get("parameters")
     setting = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
@@ -315,8 +321,8 @@ def _context_of(model: Mapping[str, Any]) -> int:
 async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
     """Raise BackendProtocolError if Ollama has truncated the prompt.
 
-    Ollama may need fewer tokens for the text of the prompt than the gateway rendered. So if fewer tokens were read, the
-    text is encoded again and the numbers are compared.
+    Ollama may need fewer tokens for the text of the prompt than the gateway rendered. So if Ollama has read fewer
+    tokens, the gateway encodes the text as Ollama does and compares the numbers.
     """
     read = chunk.prompt_tokens
     if not read or read >= len(prompt.tokens):

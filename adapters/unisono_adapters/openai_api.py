@@ -44,8 +44,8 @@ LAST = frozenset({"response.completed", "response.failed", "response.incomplete"
 class ServerTraits:
     """Properties of a kind of server.
 
-    `model` is the model name to send if it is the same for every model, else empty. `apis` are the APIs that the
-    server supports. `polite` is passed to `BackendHttp`.
+    `model` is set if the server accepts only one fixed model name, and is that name. Otherwise it is empty, and the
+    configured name is sent. `apis` are the APIs that the server supports. `polite` is passed to `BackendHttp`.
     """
 
     model: str = ""

@@ -11,9 +11,9 @@ with this text, in which markers such as `<|start|>` are spelled out. A turn tha
 prompt, so it must be the last turn. A turn may have `text`, with markers spelled out, instead of `tokens`. `finish`
 is "stop" (the default) or "length".
 
-If the prompt already contains the beginning of the recorded answer, the backend plays the rest of the answer. So it
-can continue a stream that was interrupted elsewhere. A prompt whose beginning of an answer differs from the
-recording is refused.
+If the prompt already contains the beginning of the recorded answer, the backend plays the rest of the answer. So it can
+continue a stream that was interrupted elsewhere. A prompt is refused if it contains the beginning of an answer that
+differs from the recorded answer.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _TERMINATORS = (END, CALL, RETURN)
 class RecordedTurn:
     """Turn of a recording.
 
-    `last` holds the token ids of the last message before the answer, and `ends` those of the end of the prompt. If
-    both are None, the turn matches every prompt.
+    The fields are those of the file, as token ids: `last` is the text of the last message before the answer, and `ends`
+    the end of the prompt. If both are None, the turn matches every prompt.
     """
 
     tokens: Tokens

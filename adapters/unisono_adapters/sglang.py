@@ -166,7 +166,7 @@ def _ranks(page: bytes) -> Load | None:
 
 
 def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
-    """Return the sum of the field `name` over all ranks; None if a rank lacks the field."""
+    """Return the sum of the field `name` over all ranks; None if a rank has no such field."""
     amounts = [amount(rank.get(name)) for rank in ranks]
     return sum(known) if len(known := [each for each in amounts if each is not None]) == len(amounts) else None
 

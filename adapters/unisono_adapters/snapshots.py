@@ -136,7 +136,8 @@ def _download_large_files(model: str, revision: str | None) -> None:
 def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
     """Download a file of `size` bytes to `blob`, whose name is the SHA-256 digest of the file.
 
-    Continues from the bytes of an earlier attempt. Raises PullError if the digest of the downloaded file differs.
+    Continues from the bytes of an earlier attempt. `name` is the file name to show with the progress and in errors.
+    Raises PullError if the digest of the downloaded file differs.
     """
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not re-exported
@@ -160,14 +161,14 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
         content.seek(0)
         if hashlib.file_digest(content, "sha256").hexdigest() != blob.name:
             partial.unlink()
-            raise PullError(f"{name} was damaged in the download: wrong checksum. Run the same command again.")
+            raise PullError(f"{name} was damaged during the download: wrong checksum. Run the same command again.")
         partial.rename(blob)
 
 
 def _is_whole(blob: Path, size: int) -> bool:
     """Return whether the file exists with its full size.
 
-    A crash of the machine may have truncated it.
+    A crash of the machine may have truncated the file.
     """
     return blob.is_file() and blob.stat().st_size == size
 

@@ -53,7 +53,7 @@ REMEDIES = {
 class VllmBackend:
     """vLLM backend. `extra` may contain `stream_interval`, the number of tokens per event.
 
-    With more tokens per event, there is less work per token.
+    The more tokens an event contains, the less work the gateway has per token.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -126,8 +126,8 @@ class VllmBackend:
     def _counted(self, page: bytes) -> Load | None:
         """Read the load page, which reports the number of running and waiting requests together.
 
-        On a server that does not count its requests, the number is always 0. The page is therefore ignored until it
-        has reported another number.
+        On a server that does not count its requests, the number is always 0. The page is therefore ignored until it has
+        reported a number other than 0.
         """
         load = document(page)
         requests = amount(load.get("server_load")) if isinstance(load, dict) else None

@@ -118,9 +118,9 @@ def build(
 
 
 def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> tuple[Gateway, Hookset]:
-    """Build the components of the gateway and its hooks, or reuse those of `keep`.
+    """Build the gateway's components and hooks, or reuse those of the old gateway `keep`.
 
-    Raises ConfigError.
+    Raises ConfigError for invalid settings.
     """
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")

@@ -58,7 +58,7 @@ class UnsupportedValue(InvalidRequest):
 
 
 class ThreadsUnsupported(UnsupportedValue):
-    """Request refers to a conversation on Anthropic's servers. Clients then send it completely."""
+    """Request refers to a conversation at Anthropic. Clients react by sending it completely."""
 
     code = "thread_unsupported_request"
 
@@ -84,7 +84,7 @@ class NotFound(InvalidRequest):
 
 
 class PreviousResponseNotFound(NotFound):
-    """Response to continue does not exist. On this code, agents send the whole conversation."""
+    """Response to continue does not exist. Agents react by sending the whole conversation."""
 
     code = "previous_response_not_found"
 
@@ -139,7 +139,7 @@ class TooManyStreams(InvalidRequest):
 
 
 class ConnectionTooOld(InvalidRequest):
-    """Connection has reached its maximum age. On this code, clients open a new connection."""
+    """Connection has reached its maximum age. Clients that get this code open a new connection."""
 
     code = "websocket_connection_limit_reached"
 
@@ -228,7 +228,7 @@ class BackendUnfit(BackendError):
 
 
 class CannotGoOn(BackendUnfit):
-    """Backend works, but cannot represent the answer so far exactly and so cannot continue it."""
+    """Backend works, but cannot continue an answer whose beginning it cannot read exactly."""
 
     code = "backend_cannot_go_on"
 
@@ -248,7 +248,7 @@ class BackendTimeout(BackendError):
 
 
 class BackendProtocolError(BackendError):
-    """Response violates the backend's protocol: garbage, an error with HTTP 200, or incomplete."""
+    """Response is malformed or incomplete, or reports an error although its status is HTTP 200."""
 
     code = "backend_protocol_error"
 
@@ -265,7 +265,7 @@ class BackendRejected(BackendError):
 
 
 class ConstraintRefused(BackendRejected):
-    """Backend rejected a constraint, or failed at it before the first token; retry without it."""
+    """Backend rejected a constraint, or failed because of it before the first token."""
 
     code = "constraint_refused"
 
@@ -310,7 +310,7 @@ class StoreUnreadable(StoreError):
 
 
 class ToolServerError(UnisonoError):
-    """Tools of a server are unavailable. An error during a call is a result of the call instead."""
+    """Tools of a server are unavailable. Not raised if a call fails: the model gets the error."""
 
     status, type, code = 502, "server_error", "tool_server_error"
 
@@ -344,7 +344,7 @@ class HookFailed(UnisonoError):
 
 
 class FilesBusy(UnisonoError):
-    """Too many files wait until their text is read."""
+    """Too many files are waiting to have their text read."""
 
     status, code = 503, "files_busy"
 

@@ -36,7 +36,7 @@ class DemoError(Exception):
 def available() -> str | None:
     """Return None if the demo model can run here, else the reason and what to install.
 
-    Is fast, because it only looks for the packages and does not import them.
+    The check is fast, because it only looks for the packages and does not import them.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if not missing:
@@ -47,7 +47,7 @@ def available() -> str | None:
 def default_folder() -> Path:
     """Return the folder for the expanded model in the user's cache.
 
-    Its name depends on the packed file's content.
+    The name of the folder contains a digest of the packed file.
     """
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "unisono" / f"demo-{_digest()}"
@@ -56,9 +56,9 @@ def default_folder() -> Path:
 def expand(target: Path, layout: str = "mxfp4") -> Path:
     """Expand the demo model into the folder `target` and return `target`.
 
-    Does nothing if the folder already contains the model in this layout. Otherwise it takes seconds of CPU time and
-    80 MB of disk space, so call it in a thread or another process. Needs numpy. Raises ValueError if the layout is
-    unknown, DemoError if `target` contains anything else, and OSError if it cannot be written.
+    Does nothing if the folder already contains the model in this layout. Otherwise it takes seconds of CPU time and 80
+    MB of disk space, so call it in a thread or another process. Needs numpy. Raises ValueError if the layout is
+    unknown, DemoError if `target` contains anything else, and OSError if `target` cannot be written.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")

@@ -77,7 +77,7 @@ def _merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
     """Return every pair of tokens that together form a token.
 
     The pairs are ordered by the rank of the resulting token. In each step, tiktoken merges the pair whose result has
-    the lowest rank. A token may arise from several pairs, so one pair per token would not be enough.
+    the lowest rank. Several pairs may result in the same token, so one pair per token would not be enough.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes]] = []

@@ -71,7 +71,7 @@ class PromptScorer:
 
 
 def logprob_of(values: mx.array, token: int, top: int) -> Logprob:
-    """Return the log probability of `token`, and the `top` most likely alternatives.
+    """Return the log probability of `token`, with the `top` most likely tokens as alternatives.
 
     `values` is a row of logits: one number for each token of the vocabulary.
     """
@@ -91,7 +91,10 @@ Route: TypeAlias = tuple[int, int]
 
 
 class _Progress(Protocol):
-    """Progress of reading a prompt: `progress` is the number of tokens read, and of all tokens."""
+    """Progress of reading a prompt.
+
+    `progress` is a pair: the number of tokens read so far, and the number of tokens in the prompt.
+    """
 
     uid: int
     progress: tuple[int, int]
@@ -328,8 +331,9 @@ class Batch:
     def _cache_prompt(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
         """Cache the prompt together with its finished answer if the answer ends in a tool call.
 
-        After a tool call, the next prompt begins with exactly these tokens. After `<|return|>` it does not, because
-        in the history that message ends with `<|end|>`. There the cached prompt alone is a prefix of the next prompt.
+        After a tool call, the next prompt begins with exactly these tokens. After `<|return|>`, the next prompt begins
+        with other tokens, because the history contains the message with `<|end|>` as its end. Then only the prompt,
+        which is already cached, is a prefix of the next prompt.
         """
         if last == CALL:
             self._cache_layers(request.salt, tokens, layers)

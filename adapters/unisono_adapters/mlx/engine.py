@@ -274,7 +274,10 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
 
 
 def _end_with_parent(address: str) -> None:
-    """Exit the process when standard input closes, or when the parent process has ended."""
+    """Exit the process when standard input closes, or when the parent process has ended.
+
+    Removes the socket `address` and its folder first.
+    """
     parent = os.getppid()
     while os.getppid() == parent:
         readable, _, _ = select.select([0], [], [], 1.0)

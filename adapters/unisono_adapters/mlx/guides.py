@@ -1,8 +1,9 @@
 """Constraints in the engine process: compiled with llguidance, enforced by masking logits.
 
-Importing this module imports neither mlx nor llguidance. So an engine without llguidance can report that, and serve
-all requests without a constraint. A grammar is compiled in a thread of its own and cached; each request gets a copy.
-The first grammar takes about a second longer, because the vocabulary is read only then, not at startup.
+Importing this module imports neither mlx nor llguidance. So an engine without llguidance can report that llguidance is
+missing, and serve all requests that have no constraint. Grammars are compiled in a separate thread and cached. Each
+request gets a copy of its grammar. The first grammar takes about a second longer, because the vocabulary is read only
+then, not at startup.
 """
 
 from __future__ import annotations

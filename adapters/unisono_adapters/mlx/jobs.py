@@ -37,7 +37,7 @@ class BatchLimits:
 class Submit:
     """Order to add a request to the batch.
 
-    `guide` enforces the constraint of the request; None if it has none.
+    `guide` enforces the constraint of the request; it is None if the request has no constraint.
     """
 
     connection: int
@@ -47,7 +47,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Order to cancel a request of a connection, or all its requests if `id` is None."""
+    """Order to cancel the request `id` of a connection, or all its requests if `id` is None."""
 
     connection: int
     id: int | None = None

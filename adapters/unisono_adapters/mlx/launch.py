@@ -44,13 +44,13 @@ class ProcessHandle(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the process: a process of this gateway alone ends, and a shared process goes on."""
+        """Release the process. It ends if only this gateway uses it; a shared process keeps running."""
         ...
 
     def ended(self) -> tuple[str, str]:
-        """Return how a process ended whose connection broke, and its last output.
+        """After the connection has broken, return how the process ended, and its last output.
 
-        Both texts are for an error message. Each of the two strings may be empty.
+        Both texts are for an error message, and either may be empty.
         """
         ...
 
@@ -94,8 +94,8 @@ def spawned(
 ) -> tuple[Process, socket.socket]:
     """Start an engine process that listens on the Unix socket `address`, and connect to it.
 
-    `stdin` and `stdout` are passed to `subprocess.Popen`. Raises OSError if the socket or the process cannot be
-    created.
+    `stdin` and `stdout` are passed to `subprocess.Popen`. If `shared` is True, the process runs as long as a gateway is
+    connected. Raises OSError if the socket or the process cannot be created.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

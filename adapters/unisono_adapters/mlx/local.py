@@ -78,9 +78,9 @@ _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
 class MlxLocalBackend:
     """Backend for a model folder, the name of a downloaded model, or `demo`.
 
-    `extra` may contain `load_timeout_s` (seconds), `batch` (maximum number of concurrent requests), `waiting`
-    (maximum number of queued requests), `prefill_chunk` (tokens per step of reading a prompt) and `prefix_cache_mb`
-    (size of the prefix cache; 0 turns it off). Raises ConfigError if one of them is not a number, or is negative.
+    `extra` may contain `load_timeout_s` (seconds), `batch` (maximum number of concurrent requests), `waiting` (maximum
+    number of queued requests), `prefill_chunk` (tokens per step of reading a prompt) and `prefix_cache_mb` (size of the
+    prefix cache; 0 turns it off). Raises ConfigError if one of these values is not a number, or is negative.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -134,7 +134,7 @@ class MlxLocalBackend:
         return await examine(subject)
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Generate an answer. Raises ContextTooLong and the BackendError family.
+        """Generate an answer. Raises ContextTooLong, BackendError, or a subclass of BackendError.
 
         If prompt and `max_tokens` exceed the context, the answer ends where the context is full, with the finish
         reason "length".
@@ -161,9 +161,9 @@ class MlxLocalBackend:
         return await score_prompt(self.complete, job)
 
     async def load(self) -> Load | None:
-        """Return the load of the engine process from all gateways.
+        """Return the load of the engine process, including the requests of other gateways.
 
-        None while the process does not run.
+        Returns None while the process does not run.
         """
         if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
             return None
@@ -176,7 +176,10 @@ class MlxLocalBackend:
         return Load(counted.running, counted.waiting, counted.tokens)
 
     async def aclose(self) -> None:
-        """Release the engine process; the running requests of this gateway fail. Repeatable."""
+        """Release the engine process; the running requests of this gateway fail.
+
+        May be called repeatedly.
+        """
         self._closed = True
         start, self._start = self._start, None
         if start is None:
@@ -250,8 +253,9 @@ class MlxLocalBackend:
 async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, has_started: bool) -> None:
     """Wait until the inbox has new data.
 
+    `asked_at` is the monotonic time of the request. `has_started` is True if the request has already received a chunk.
     Raises BackendTimeout when a time limit of the request expires. If the engine has also sent no message for
-    `_STALLED_S` seconds, it is killed.
+    `_STALLED_S` seconds, the engine is killed.
     """
     total_left = asked_at + timeouts.total_s - time.monotonic()
     patience = timeouts.silence_s if has_started else timeouts.first_token_s
@@ -271,7 +275,8 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
 def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     """Take up to `_MAX_CHUNK_TOKENS` received tokens from the inbox and return them as a chunk.
 
-    Raises the error of the request once no tokens are left. So tokens that arrived before a crash are not lost.
+    `prompt_tokens` is the number of prompt tokens to report, and None for every chunk but the first. Raises the error
+    of the request only after all received tokens were returned, so that no token that arrived before a crash is lost.
     """
     inbox.arrived.clear()
     if not inbox.tokens:

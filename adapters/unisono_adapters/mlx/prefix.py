@@ -35,9 +35,9 @@ class _Entry:
 
 
 class Prefixes:
-    """Attention caches of all layers, by salt and token ids.
+    """Attention caches of earlier prompts, by salt and token ids.
 
-    Callers must not change the returned layers.
+    An entry has one cache for each layer of the model. Callers must not change the returned layers.
     """
 
     def __init__(self, entries: int, size: int) -> None:

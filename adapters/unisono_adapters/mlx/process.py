@@ -1,8 +1,7 @@
 """Gateway's side of an engine process: start, requests, crash detection, end.
 
-Waiting for the process never blocks the gateway's event loop. A process of this gateway alone never outlives the
-gateway: it ends when the pipe on its standard input closes. The last output of the process is quoted in the error
-after a crash.
+Waiting for the process never blocks the gateway's event loop. A process that is not shared never outlives the gateway:
+it ends when the pipe on its standard input closes. The last output of the process is quoted in the error after a crash.
 """
 
 from __future__ import annotations
@@ -50,10 +49,11 @@ SHARED = "UNISONO_ENGINES"
 
 @dataclass(slots=True)
 class Inbox:
-    """Data of one request that was received and not yet read.
+    """Data that was received for one request and not yet read.
 
-    It is limited by the request's `max_tokens`; each token takes four bytes. `logprobs` has an entry for each entry of
-    `tokens` if the job requests log probabilities. `prompt_logprobs` is complete before the first token arrives.
+    Its size is limited by the request's `max_tokens`; each token takes four bytes. `logprobs` has an entry for each
+    entry of `tokens` if the job requests log probabilities. `prompt_logprobs` is complete before the first token
+    arrives.
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -125,7 +125,8 @@ class EngineProcess:
     def start_generation(self, job: CompletionJob) -> tuple[int, Inbox]:
         """Send a generation request; return its number and inbox.
 
-        The caller must pass the number to `drop` in the end. Raises BackendUnavailable if the engine is lost.
+        The caller must finally pass the number to `drop`, even after a failure. Raises BackendUnavailable if the engine
+        is lost.
         """
         number, inbox = self._open()
         if job.prompt_logprobs:
@@ -194,7 +195,10 @@ class EngineProcess:
         self._handle.kill()
 
     async def stop(self) -> None:
-        """Close the connection and release the process. Running requests fail. Repeatable."""
+        """Close the connection and release the process. Running requests fail.
+
+        May be called repeatedly.
+        """
         self._ending = True
         self._set_lost("the engine process was shut down")
         self._writer.close()

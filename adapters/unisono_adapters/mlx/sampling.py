@@ -53,8 +53,8 @@ def make_sampler(sampling: Sampling) -> Sampler | None:
     """Return a sampler, or None for greedy decoding.
 
     The batch decodes all greedy requests in one call. The order is temperature, top_k, top_p, min_p, as in vLLM, so
-    that the same settings have the same effect. Each request has its own random key. So a seed gives the same tokens
-    whatever else is in the batch.
+    that the same settings have the same effect. Each request has its own random key. So a seed gives the same tokens,
+    whichever other requests are in the batch.
     """
     if sampling.temperature < _COLDEST:
         return None
@@ -80,8 +80,8 @@ def make_sampler(sampling: Sampling) -> Sampler | None:
 def make_processors(sampling: Sampling, prompt_length: int) -> list[Processor]:
     """Return the processors that apply biases and penalties, in the same order as vLLM.
 
-    A processor gets all ids of the request so far, with the prompt, and a row of logits. `prompt_length` is in
-    tokens. The presence and frequency penalties apply to generated tokens, as OpenAI defines them. The repetition
+    A processor gets all ids of the request so far, including those of the prompt, and a row of logits. `prompt_length`
+    is in tokens. The presence and frequency penalties apply to generated tokens, as OpenAI defines them. The repetition
     penalty also applies to the tokens of the prompt.
     """
     processors: list[Processor] = []

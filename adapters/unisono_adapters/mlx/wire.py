@@ -3,8 +3,8 @@
 Both sides import this module, and neither imports modules of the other side. A gateway sends GenerateCommand, Cancel,
 Tokenize and Count. The engine sends Ready or Failed once per connection. After Ready, it answers each command with
 messages that have the `id` of the command: PromptLogprobs, TokenOutput, RequestRefused, Encoded or CountAnswer. While
-it generates, it also sends Pulse. An `id` is unique on its connection, so several gateway processes can share one
-engine.
+the engine generates, it also sends Pulse. An `id` is unique on its connection, so several gateway processes can share
+one engine.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class CountAnswer:
-    """Answer to Count: the numbers of requests, and the tokens of the running requests."""
+    """Answer to Count: the load of the engine.
+
+    It has the numbers of running requests, of waiting requests, and of the tokens of the running requests.
+    """
 
     id: int
     running: int

@@ -16,14 +16,14 @@ MAX_BUDGETS: Final = 10_000
 
 
 class BudgetWatch:
-    """Reporter of changes of budgets, and of refused requests, to observers."""
+    """Reporter of budget changes and refused requests to `observers`."""
 
     def __init__(self, observers: Sequence[QuotaObserver] = ()) -> None:
         self._observers = tuple(observers)
         self._budgets: OrderedDict[tuple[Account, str], BudgetState] = OrderedDict()
 
     def reserved(self, status: QuotaStatus) -> None:
-        """Report the budgets in the status of a reservation, and its refusal if it was refused."""
+        """Report the budgets in the status of a reservation, and the refusal if it was refused."""
         if not self._observers:
             return
         for budget in status.budgets:
@@ -35,8 +35,8 @@ class BudgetWatch:
     def settled(self, settlement: UsageRecord) -> None:
         """Report the cost of a settled request.
 
-        A settlement whose claim has `is_owed` is ignored. It belongs to a response that was resumed, so its amounts
-        include those that were settled before.
+        A settlement is ignored if `is_owed` is set in its claim. It then belongs to a resumed response, and its amounts
+        include amounts that were settled before the response was interrupted.
         """
         claim, cost = settlement.claim, settlement.entry.used.cost
         if claim is None or claim.is_owed or not cost or not self._observers:

@@ -29,8 +29,8 @@ MAX_NAME_LENGTH: Final = 256
 class _Seen:
     """Result of a lookup.
 
-    `entry` includes the limits of the budget that it names; None if the store has no such end user. `at` is the time at
-    which the lookup began, by the monotonic clock.
+    `entry` is the entry of the end user, with the limits of the budget that the entry names. It is None if the store
+    has no such end user. `at` is the time at which the lookup began, by the monotonic clock.
     """
 
     entry: DirectoryEntry | None
@@ -50,10 +50,12 @@ class EndUsers:
         self._down_until = 0.0
 
     async def apply(self, caller: Caller, name: str, field: str) -> Caller:
-        """Return the caller with the limits and permitted models of the end user `name` added.
+        """Return the caller, restricted also by the limits and permitted models of an end user.
 
-        Returns the caller unchanged if the directory has no such end user. `field` is the request field that contains
-        the name. Raises NotAllowed if the end user is blocked.
+        `name` is the name of the end user, and `field` the request field that contains it.
+
+        Returns the caller unchanged if the directory has no such end user. Raises NotAllowed if the end user is
+        blocked.
         """
         if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
             return caller

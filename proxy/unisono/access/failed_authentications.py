@@ -33,7 +33,7 @@ _cached_network_of = lru_cache(MAX_CACHED_ADDRESSES)(network_of)
 class FailedAuthentications:
     """Counter of failed authentications by client address.
 
-    `most` is the maximum number of failures per address and minute; 0 means no limit. `proxies` are the addresses of
+    `most` is the maximum number of failures of one address per minute; 0 means no limit. `proxies` are the addresses of
     proxies whose `X-Forwarded-For` is trusted. `monotonic` returns seconds of a clock that never goes back.
     """
 

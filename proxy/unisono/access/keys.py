@@ -131,7 +131,7 @@ def issued(mint: Mint, now: float, *, tenant: str = "", key_id: str = "", plaint
     """Return a new key without restrictions.
 
     If `tenant` is empty, the key gets a tenant of its own, so that no other key can read the state that it stores. If
-    `key_id` or `plaintext` is empty, a new one is generated.
+    `key_id` or `plaintext` is empty, a new id or plaintext is generated. `now` is the Unix time.
     """
     key_id, plaintext = key_id or new_key_id(), plaintext or mint.new()
     record = KeyRecord(
@@ -147,7 +147,7 @@ def issued(mint: Mint, now: float, *, tenant: str = "", key_id: str = "", plaint
 def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued:
     """Return the key with a new secret.
 
-    Earlier secrets stay valid for `grace_s` seconds, or for a shorter time if they would have expired earlier.
+    Earlier secrets expire `grace_s` seconds after `now`, a Unix time. Secrets that would expire sooner still do so.
     """
     plaintext = mint.new()
     until = now + grace_s
@@ -190,7 +190,7 @@ Salt = Callable[[], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """Key in the store, and its caller: None if the team or the user of the key is blocked."""
+    """Key in the store. `caller` is None if the team or the user of the key is blocked."""
 
     record: KeyRecord
     caller: Caller | None
@@ -252,7 +252,7 @@ class VirtualKeys:
     async def caller(self, tenant: str, key: str) -> Caller:
         """Return the caller with the current settings of the key, even if the key is invalid now.
 
-        If the key no longer exists, the caller has no permissions. Raises StoreUnavailable.
+        If the key no longer exists, the caller has no permissions. Raises StoreUnavailable if the key cannot be read.
         """
         record = await self._store.key(key)
         if record is None or record.tenant != tenant:
@@ -362,7 +362,7 @@ class KeyFinder(Protocol):
 
 
 class MasterKey:
-    """Authentication by the operator's key, which has its own tenant; `others` finds other keys."""
+    """Authentication by the operator's key. `others` finds other keys; None makes them invalid."""
 
     def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:

@@ -37,7 +37,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:
     """Return a name by which the caller may use the model `group`.
 
-    `group` itself if there is no such name.
+    Returns `group` itself if the caller may use none of the names in the model list.
     """
     return next(
         (

@@ -73,7 +73,7 @@ class OutageLimits:
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
         """Replace the tokens that `claim` reserved by `tokens`, its actual usage.
 
-        Ignore an unknown claim.
+        An unknown claim is ignored.
         """
         counts = self._accounts.get(claim.account)
         if counts is None or (reserved_at := counts.running.pop(claim.once, None)) is None:

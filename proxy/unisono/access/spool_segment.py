@@ -79,9 +79,9 @@ class SpoolSegment:
 
     @classmethod
     def create(cls, folder: Path, name: str) -> Self:
-        """Create a locked segment in `folder`.
+        """Create a locked segment in `folder`, and the folder itself if it does not exist.
 
-        Create the folder if it does not exist. Raises OSError.
+        Raises OSError if the folder or the file cannot be created.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{name}{SUFFIX}"

@@ -77,7 +77,7 @@ class UsageLedger:
     """Reservations and settlements of the generations in this process.
 
     Claims are reserved for `held_s` seconds and renewed until they are settled. `on_failure` is called when writing to
-    the store begins to fail. `observers` are notified of changes of budgets, and of refusals.
+    the store begins to fail. `observers` are notified when a budget changes, and when a request is refused.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class UsageLedger:
     async def reserve_even_in_outage(self, *claims: QuotaReservation, is_lenient: bool) -> QuotaStatus | None:
         """Reserve the claims in the store, or count them in this process while the store is down.
 
-        Returns None if the request has no limits because the store is down. Raises StoreUnavailable if the store is
-        down and a claim has a budget.
+        If `is_lenient`, a request has no limits while the store is down, and the result is None. Otherwise raises
+        StoreUnavailable if the store is down and a claim has a budget, since budgets cannot be counted locally.
         """
         # Rules while the store is down:
         # - With `is_lenient`, requests have no limits.
@@ -215,9 +215,10 @@ class UsageLedger:
         return waiting
 
     async def settle(self, *settlements: UsageRecord) -> None:
-        """Queue settlements, and wait until they are durable or store and spool have failed.
+        """Queue settlements, and wait until they are durable or both store and spool have failed.
 
-        If both fail, the answer is not delayed further, because it is already generated. The settlements are retried.
+        If both have failed, the caller can deliver the answer, which is already generated. The settlements are retried
+        in the background.
         """
         waiting = [self._queue(settlement) for settlement in settlements]
         # A store in memory has written the settlements after one turn of the event loop.

@@ -1,7 +1,8 @@
 """Usage spool: usage records on the local disk that could not be written to the store yet.
 
 Records are synced to disk before an answer is delivered. A process writes the records of another process to the store
-(replay) only if that process no longer runs. A record may be replayed twice: the store accepts its `once` only once.
+(replay) only if that process no longer runs. A record may be replayed twice without harm, because the store counts each
+record id (`once`) only once.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class UsageSpool:
         return all(settlement in self._outstanding for settlement in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
-        """Note that these records are in the ledger, so that `shrink` can remove them from disk."""
+        """Mark these records as written to the ledger, so that `shrink` can remove them from disk."""
         for settlement in settlements:
             self._outstanding.pop(settlement, None)
 
@@ -85,7 +86,7 @@ class UsageSpool:
     async def seal(self) -> None:
         """Unlock the segment of this process if it contains records.
 
-        The records are then replayed from the file.
+        A later replay then reads the records from the file.
         """
         if self._outstanding:
             async with self._write_lock:
@@ -99,8 +100,8 @@ class UsageSpool:
     async def replay(self, accounts: AccountStore) -> None:
         """Write the records of processes that no longer run to the store.
 
-        Their segments are locked meanwhile and then deleted. Raises StoreError if the store does not accept the
-        records. The segments are then kept.
+        The segments of these processes are locked meanwhile and then deleted. Raises StoreError, and keeps the
+        segments, if the store does not accept the records.
         """
         async with self._write_lock:
             await self._run(self._adopt)

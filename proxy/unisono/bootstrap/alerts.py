@@ -56,7 +56,10 @@ async def _repeat(check: Callable[[], None]) -> None:
 def build_alerts(
     settings: AlertSettings, pool: RoutingPool, store: Store, upkeep: Upkeep, count: Callable[[str, int], None]
 ) -> Alerting:
-    """Return the alerts. `count` is called with the outcome of each alert, for the metrics."""
+    """Build the alerts and their webhook.
+
+    `count` is called with an outcome and the number of alerts that had this outcome, for the metrics.
+    """
     # The webhook's HTTP client is imported only for alerts, because the import takes a tenth of the startup time.
     from unisono.alerts.webhook import AlertWebhook, WebhookOptions
 

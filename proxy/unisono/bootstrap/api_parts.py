@@ -25,7 +25,7 @@ from unisono.net.ssrf_guard import SsrfGuard
 
 
 def build_file_reader(settings: FileSettings, cache: TextCache) -> DocumentReader:
-    """Build the reader. After a reload, `cache` is the one that the previous reader used."""
+    """Build the reader. After a reload of the configuration, the old reader's `cache` is reused."""
     limits = FileLimits(
         max_bytes=settings.max_bytes,
         max_pages=settings.max_pages,

@@ -18,9 +18,9 @@ class BackgroundResponses:
     """Background responses of a gateway: their runner, and the search for abandoned responses.
 
     A response is abandoned if the process that ran it no longer renews its lease. `build` imports the modules of the
-    runner and returns a runner. Its argument is True if the gateway is closing; then the runner must not start any
-    response. `build` is called in a thread, when the first request to the Responses API arrives or the first abandoned
-    response is found.
+    runner and returns a runner. The argument of `build` is True if the gateway is closing; then the runner must not
+    start any response. `build` is called in a thread, when the first request to the Responses API arrives or the first
+    abandoned response is found.
     """
 
     def __init__(self, store: Store, lease_s: float, build: Callable[[bool], BackgroundRunner]) -> None:

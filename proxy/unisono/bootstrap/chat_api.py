@@ -1,4 +1,4 @@
-"""Chat Completions and its dependencies, and the routes that every process imports."""
+"""Dependencies of Chat Completions, and all routes that every process imports at startup."""
 
 from __future__ import annotations
 

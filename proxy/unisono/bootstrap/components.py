@@ -15,9 +15,10 @@ from unisono.routing.pool import RoutingPool
 def build_components(
     config: Config, old_parts: Parts | None, old_pool: RoutingPool | None, share: int, models: StoredModels
 ) -> tuple[Parts, Hookset, ModelRegistry, Rules, RoutingPool]:
-    """Build the components, or reuse old ones.
+    """Build the components, or reuse those of the old gateway that are unchanged.
 
-    Raises ConfigError with the errors of all components.
+    `share` is the number of processes, by which limits are divided. Raises ConfigError with the errors of all
+    components.
     """
     parts, errors = None, ConfigErrors()
     with errors:

@@ -186,9 +186,9 @@ def build_pool(
 
 
 def _identity(entry: ModelEntry, options: BackendOptions, config: Config) -> tuple[object, ...]:
-    """Return the settings of an entry.
+    """Return the settings from which the backend of an entry is built.
 
-    If one of them changes, the deployment needs a new backend.
+    If one of these settings changes, the deployment needs a new backend.
     """
     return (
         entry.harmony,
@@ -353,7 +353,7 @@ class AdapterSettings(Mapping[str, object]):
         return [key for key in self._settings if key not in self._read]
 
     def with_full_path(self, message: str) -> str:
-        """Replace the path in an adapter's error message by the path of the key within the entry.
+        """Replace the path in an adapter's error message with the path of the key within the entry.
 
         The adapter does not know where its settings are in the file.
         """

@@ -28,7 +28,11 @@ def build_engine(
     *,
     library_parser: bool = False,
 ) -> Engine:
-    """Build the engine, and load the vocabulary that is part of the package."""
+    """Build the engine, and load the vocabulary that is part of the package.
+
+    Without `parts`, the engine gets a renderer and a conversation cache of its own. `salt_of` returns the cache salt of
+    a tenant; by default all tenants share prompt caches. `library_parser` selects openai-harmony's parser.
+    """
     encoding = load_encoding().with_library_parser() if library_parser else load_encoding()
     return Engine(
         EngineDeps(
@@ -46,10 +50,10 @@ def build_engine(
 
 
 def violation(schema: Schema | TextGrammar, text: str) -> str | None:
-    """Describe how a text violates a schema or a grammar; None if it does not violate it.
+    """Describe how a text violates a schema or a grammar; None if there is no violation.
 
-    Returns None for every text if the schema is not supported. For strict tools and for answer formats, unsupported
-    schemas were rejected before; for other tools, nothing is guaranteed.
+    Returns None for every text if the schema is not supported. For strict tools and answer formats, the gateway rejects
+    requests with unsupported schemas. For other tools, the schema is not guaranteed.
     """
     try:
         if not isinstance(schema, TextGrammar):

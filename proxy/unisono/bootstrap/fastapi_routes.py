@@ -76,7 +76,8 @@ def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share
     """Return a FastAPI application with all routes.
 
     Puts the dependencies that are still missing into `state`. All `LazyRoutes` must have been loaded before. `check`
-    builds a gateway without running it, which checks a configuration. `share` is the number of processes.
+    checks a configuration by building a gateway from it without running the gateway. `share` is the number of
+    processes.
     """
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing, responses = gateway.parts.observing, find_dependency(state, ResponsesApi).deps

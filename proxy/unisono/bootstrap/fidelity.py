@@ -30,7 +30,7 @@ class FidelityWatch(Observer):
 
     @property
     def models(self) -> frozenset[str]:
-        """Names of the models that have monitors, which need the prompts of these models."""
+        """Names of the models that have monitors. The monitors need the prompts of these models."""
         return frozenset(self._monitors)
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ def _shadow_plan(
 
 
 def _members(model: str, pool: RoutingPool) -> list[LiveDeployment]:
-    """Return the gpt-oss deployments of a model, without shadows, which have plans of their own."""
+    """Return the gpt-oss deployments of a model, except shadows, which have their own monitors."""
     return [live for live in pool.members().get(model, ()) if not live.passes and not live.terms.shadow_of]
 
 

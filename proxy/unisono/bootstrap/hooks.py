@@ -80,7 +80,7 @@ def build_hooks(config: Config, failed: Failed | None = None) -> Hookset:
 def _guardrails(
     config: Config, installed: dict[str, EntryPoint], failed: Failed | None, errors: ConfigErrors
 ) -> Iterator[NamedHook]:
-    """Yield a hook for each guardrail, and add the errors of the other guardrails to `errors`."""
+    """Yield a hook for each valid guardrail. Add the errors of invalid guardrails to `errors`."""
     names = [guardrail.guardrail_name for guardrail in config.guardrails]
     for index, guardrail in enumerate(config.guardrails):
         path, params = f"guardrails[{index}]", guardrail.litellm_params

@@ -24,7 +24,7 @@ OTHER_PATHS = (
 
 
 def lazy_routes(parts: ApiParts) -> list[LazyRoutes]:
-    """Return the paths of each of these APIs, with the function that imports its routes."""
+    """Return the paths of each API except Chat Completions, and the importer of its routes."""
     return [
         LazyRoutes((*_paths("/responses"), "/open-responses/"), partial(_prepared, _responses, parts)),
         LazyRoutes(_paths("/messages"), partial(_prepared, _messages, parts)),

@@ -53,7 +53,7 @@ def build_model_administration(
     applied: Applied,
     current: Callable[[], tuple[Config, RoutingPool | None, StoredModels]],
 ) -> ModelAdministration:
-    """Return the operations.
+    """Return the operations with which the admin API manages stored deployments.
 
     `config` is the configuration in the file. `build` checks a configuration by building a gateway without running it.
     `applied` waits until this process has applied a change. `current` returns what this process serves now.

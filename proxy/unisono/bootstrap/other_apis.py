@@ -1,4 +1,4 @@
-"""Routes of Completions and of the APIs that do not generate text.
+"""Routes of the Completions API, and of the APIs that do not generate text.
 
 This module is imported only when the first request to one of these APIs arrives.
 """
@@ -27,7 +27,7 @@ from unisono.harmony.encoding import load_encoding
 
 
 def other_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
-    """Put the dependencies of these APIs into `state`, and return their routes."""
+    """Put the dependencies of the APIs in this module into `state`, and return their routes."""
     gateway = parts.gateway
     completions = CompletionRoute(
         service=parts.service,
@@ -56,8 +56,8 @@ def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller)
 def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) -> ModeModel:
     """Return the model for a request to an API that does not generate text.
 
-    If `name` is empty, the model is the only one whose mode fits the API. Raises UnsupportedValue if the mode of the
-    model does not fit the API, and the same errors as `allowed_model`.
+    If `name` is empty and exactly one model has a mode that fits the API, this model is returned. Raises
+    UnsupportedValue if the mode of the model does not fit the API, and the same errors as `allowed_model`.
     """
     if not name:
         fitting = [model.name for model in catalogue.groups() if model.mode in MODES[api]]

@@ -47,7 +47,8 @@ def background_runner(
 ) -> BackgroundRunner:
     """Return the runner of background responses.
 
-    `service` generates the responses. If `closing` is True, the runner starts no response.
+    `service` generates the responses. `charge_journal` charges for the tokens in the journal of a response that cannot
+    be continued. If `closing` is True, the runner starts no response.
     """
     deps = responses_deps(gateway, service, gateway.parts.server_tools.value.rules)
     deps = replace(deps, charge_journal=charge_journal)
@@ -55,7 +56,7 @@ def background_runner(
 
 
 def responses_deps(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
-    """Return the dependencies of the Responses API."""
+    """Return the dependencies of the Responses API. `servers` is None if no server is allowed."""
     return ResponsesDeps(
         service=service,
         store=gateway.store,

@@ -1,4 +1,4 @@
-"""Secret for values that clients hold, and salts that separate tenants in prompt caches.
+"""Secret that protects data held by clients, and salts that separate the caches of tenants.
 
 Part of the composition root. The secret is configured, or else generated and stored for all replicas. If the store
 loses the secret, this process writes it again. If another process has already stored a new secret, this process uses

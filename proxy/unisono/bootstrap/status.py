@@ -27,7 +27,7 @@ READY = "ready"
 class Overview:
     """Function that returns the status report for a caller.
 
-    `kinds` are the backend kinds by the name of the deployment. `workers` is the number of processes that share the
+    `kinds` maps the names of deployments to their backend kinds. `workers` is the number of processes that share the
     work, including this process. `clock` returns a Unix timestamp.
     """
 

@@ -43,7 +43,7 @@ def build_ledger(
 ) -> UsageLedger:
     """Return the usage ledger of this process.
 
-    `observers` are notified of changes of budgets, and of refusals.
+    `observers` are notified when a budget changes, and when a request is refused.
     """
     spool, on_failure = build_spool(settings), upkeep.check_now
     return UsageLedger(store, held_s=settings.lease_s, spool=spool, on_failure=on_failure, observers=observers)

@@ -194,7 +194,7 @@ class ModelFeed:
             waiter.set()
 
     async def applied(self, id: str, entry: DirectoryEntry | None) -> None:
-        """Wait until the process serves this or a later version of the deployment `id`.
+        """Wait until the process serves the version `entry` of the deployment `id`, or a later one.
 
         If `entry` is None, wait until the process no longer serves the deployment. Returns in any case after
         `APPLY_TIMEOUT_S` seconds.

@@ -19,7 +19,7 @@ SUPPORTED_STORES: Final = (
 def without_route(address: str) -> tuple[str, str]:
     """Split an address into the address of the server and the API route at its end.
 
-    The route is empty if there is none.
+    The route is empty if the address does not end in a route.
     """
     plain = address.strip()
     lowered = plain.lower().rstrip("/")

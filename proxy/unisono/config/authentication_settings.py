@@ -17,7 +17,7 @@ def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class FailedAuthenticationSettings(Section):
-    """Limit for requests with invalid keys. Each process counts by the client's address."""
+    """Limit for requests with invalid keys from one address. Each process counts separately."""
 
     max_per_minute: Annotated[int, Field(ge=0, le=1_000_000)] = 100
     """Maximum number of requests with an invalid key per minute from one client address.

@@ -43,15 +43,15 @@ class _StrictLoader(yaml.SafeLoader):
 class ConfigFile:
     """Parsed configuration file, merged with the files that it includes.
 
-    `origins` has the included file from which a key or a list element comes. Its keys are paths such as
-    `router_settings.timeout` and `model_list.2`.
+    `origins` maps a key or a list element to the included file from which it comes. The key or element is given as its
+    path, such as `router_settings.timeout` or `model_list.2`.
     """
 
     tree: object
     origins: dict[str, Path] = field(default_factory=dict)
 
     def with_origins(self, error: ConfigError) -> ConfigError:
-        """Append the included file to each message about a key that comes from this file."""
+        """Append the path of the included file to each message about a key in an included file."""
         return ConfigError(*map(self._with_origin, error.messages))
 
     def _with_origin(self, line: str) -> str:

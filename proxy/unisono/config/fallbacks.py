@@ -79,7 +79,10 @@ class _Names:
     modes: Mapping[str, ModelMode]
 
     def suitable(self, model: str, names: Iterable[str]) -> Iterator[str]:
-        """Yield those of the models `names` that can be fallback models of `model`."""
+        """Yield the models in `names` that can be fallback models of `model`.
+
+        A fallback model must be a different model, and have the same mode.
+        """
         return (name for name in names if name != model and self.modes[name] is self.modes[model])
 
     def resolve(self, name: str, path: str) -> str:
@@ -111,9 +114,9 @@ class _Names:
 
 
 def _sections(config: Config) -> tuple[tuple[str, Fallbacks], ...]:
-    """Return the sections that may contain the lists.
+    """Return the sections that may contain lists of fallback models, each with its name.
 
-    The section that takes precedence is first.
+    The first section takes precedence.
     """
     return ("router_settings", config.router_settings), ("litellm_settings", config.litellm_settings)
 

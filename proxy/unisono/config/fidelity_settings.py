@@ -36,7 +36,7 @@ class FidelitySettings(Section):
     """Maximum number of tokens to score per hour, including the tokens of prompts.
     A token that two backends score is counted twice. Each worker has the whole budget."""
     thresholds: FidelityThresholds = Field(default_factory=FidelityThresholds)
-    """Limits beyond which a backend gets a warning."""
+    """Limits for the differences. A backend that violates one of these limits gets a warning."""
     quarantine_s: Annotated[float, Field(ge=0)] = 900.0
-    """Duration of a backend's first quarantine, in seconds. Each further one is twice as long.
-    With 0, there are only warnings."""
+    """Duration of a backend's first quarantine, in seconds.
+    Each further quarantine is twice as long. With 0, there are only warnings."""

@@ -28,15 +28,16 @@ class GeneralSettings(Section):
     # In LiteLLM, an empty list permits no address. So it must not mean all addresses here.
     allowed_ips: Annotated[Networks, Field(min_length=1)] | None = None
     """Addresses and networks that may send requests, such as `10.0.0.0/8`.
-    Health checks and the files of the web page are open to all addresses. The address is that of the connection, which
-    may be a proxy, unless `use_x_forwarded_for` is true. By default all addresses."""
+    Health checks and the files of the web page are open to all addresses. The checked address is that of the
+    connection, which may be a proxy. If `use_x_forwarded_for` is true, the client's address in the header is checked
+    instead. By default all addresses."""
     use_x_forwarded_for: bool = False
     """True reads the addresses of clients for `allowed_ips` from `X-Forwarded-For`.
     Requires `trusted_proxy_ranges`."""
     trusted_proxy_ranges: Networks = ()
     """Addresses and networks of the proxies whose `X-Forwarded-For` is trusted."""
     enforce_user_param: bool = False
-    """True rejects requests to models that do not name an end user.
+    """True rejects a request to a model if the request does not name an end user.
     A request names the end user in `user` or `safety_identifier`, and in Messages in `metadata.user_id`."""
     completion_model: Name | None = None
     """Model for requests that name no model or an unknown model.

@@ -64,9 +64,10 @@ class GuardrailParams(Section):
     """`litellm_content_filter` (expressions and keywords) or `presidio` (a Presidio service).
     LiteLLM's other guardrails are not supported."""
     mode: Annotated[tuple[Mode, ...], BeforeValidator(_to_list), Field(min_length=1)]
-    """What to check: requests (`pre_call` or `during_call`), answers (`post_call`), or a list.
-    `pre_call` and `during_call` have the same effect: the request is checked before the model gets it. Each item of a
-    streamed answer is held back until it is complete and has been checked."""
+    """What to check: `pre_call` or `during_call`, `post_call`, or a list of these values.
+    `post_call` checks answers. `pre_call` and `during_call` check requests and have the same effect: the request is
+    checked before the model gets it. Each item of a streamed answer is held back until it is complete and has been
+    checked."""
     default_on: bool = False
     """True applies the guardrail to every request.
     False applies it only to requests that name it in `guardrails`, and to models that list it in

@@ -81,9 +81,9 @@ def _is_generic(entry: Mapping[str, Any]) -> bool:
 
 
 def _set_kind(entry: Mapping[str, Any], kinds: Mapping[str, str]) -> str | None:
-    """Replace `openai/` in an entry by the kind of its server.
+    """Replace `openai/` in an entry with the backend kind of its server.
 
-    Returns the kind, or None if it is unknown.
+    Returns the kind. If the kind is unknown, returns None and leaves the entry unchanged.
     """
     params = entry.get("litellm_params") or {}
     kind = kinds.get(str(params.get("api_base"))) if _is_generic(entry) else None
@@ -96,7 +96,7 @@ REDIS_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}REDIS_URL"
 
 
 def _store_url(raw: object) -> str | None:
-    """Return the address of the Redis server in a LiteLLM file; None if there is none.
+    """Return the address of the Redis server in a LiteLLM file; None if it names no server.
 
     Returns `REDIS_VARIABLE` if parts of the address are in different environment variables.
     """

@@ -16,7 +16,7 @@ import yaml
 
 
 class KeyClass(Enum):
-    """Treatment of a key without effect at startup."""
+    """Treatment, at startup, of a key that has no effect."""
 
     PROTECTIVE = "protective"  # the gateway does not start until the operator acknowledges the key
     NOTED = "noted"  # the key has a warning of its own
@@ -105,9 +105,9 @@ def class_of(section: str, key: str, value: object) -> KeyClass | None:
 
 
 def other_reason(section: str, key: str) -> str | None:
-    """Return the reason why a key that LiteLLM does not have has no effect.
+    """Return the reason why a key that is not one of LiteLLM's has no effect.
 
-    None if it is unknown.
+    Returns None if the key is unknown.
     """
     if key in RESERVED.get(section, ()):
         return LATER
@@ -115,7 +115,7 @@ def other_reason(section: str, key: str) -> str | None:
 
 
 def _may_protect(callback: str) -> bool:
-    """Return whether a callback checks requests or answers. The operator's own code may do so."""
+    """Return whether a callback may check requests or answers, as the operator's own code may."""
     return callback in PROTECTIVE_CALLBACKS or "." in callback
 
 

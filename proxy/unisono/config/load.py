@@ -53,7 +53,10 @@ class Loaded:
     file: ConfigFile = field(default_factory=lambda: ConfigFile({}))
 
     def explained(self, error: ConfigError) -> ConfigError:
-        """Return an error from building the gateway, with indices and names as in the files."""
+        """Return an error from building the gateway, with the list indices that the file has.
+
+        The name of the included file is appended to messages about keys in an included file.
+        """
         return self.file.with_origins(ConfigError(*map(self.positions.in_file, error.messages)))
 
 
@@ -112,9 +115,10 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Reading:
-    """Walk through a parsed file along the sections (pydantic models).
+    """Reading of a parsed file, section by section. Each section has a pydantic model.
 
-    It removes keys without effect, resolves references to environment variables, and records unknown keys as errors.
+    The reading removes keys without effect, resolves references to environment variables, and records unknown keys as
+    errors.
     """
 
     references: EnvironmentReferences
@@ -194,7 +198,7 @@ class _Reading:
         return {**effective, PROVIDER: more} if more else effective
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
-        """Replace synonyms of keys. It is an error if a section has both names of a key."""
+        """Replace synonyms of keys. Add an error if a section has both names of the same key."""
         if model is ModelEntry:
             return self._with_limits(raw, path)
         if model is not LitellmParams:

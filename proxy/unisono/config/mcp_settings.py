@@ -70,7 +70,7 @@ class ToolFilterSettings(Section):
 
 
 class ApprovalSettings(Section):
-    """Approval of tool calls. If a tool matches `always` and `never`, `always` applies."""
+    """Approval of tool calls. If a tool matches both `always` and `never`, `always` applies."""
 
     always: ToolFilterSettings | None = None
     """Tools whose calls need approval."""

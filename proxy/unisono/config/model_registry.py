@@ -35,7 +35,7 @@ MAX_NAME_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """All entries of `model_list` with the same `model_name`, which is the `name` of the group."""
+    """Model with all its entries in `model_list`. `name` is their common `model_name`."""
 
     name: str
     entries: tuple[ModelEntry, ...]

@@ -125,7 +125,7 @@ class LitellmParams(Costs, RequestDefaults):
     has used tokens within the last 60 seconds. By default no limit. The limit is divided among the workers."""
     weight: Count = 1
     """Share of the requests, relative to the weights of the other entries of the `model_name`.
-    Under load it is the relative speed of the backend."""
+    Under load, the gateway assumes that the speed of a backend is proportional to its weight."""
     order: Annotated[int, Field(ge=0)] = 0
     """Priority among the entries of the same `model_name`. A lower number has priority.
     An entry gets only requests that no entry with a lower number can accept."""
@@ -213,8 +213,8 @@ class ModelSettings(Section):
     which the backend may have cached, but small models ignore the message."""
     media: Literal["refuse", "strip", "describe"] = "refuse"
     """What to do with images and other media in the newest user message.
-    `refuse` rejects the request with 400. `strip` replaces media by a line of text. Media in earlier messages and in
-    tool results are always replaced in this way. `describe` is like `strip`, but replaces images in all messages by
+    `refuse` rejects the request with 400. `strip` replaces media with a line of text. Media in earlier messages and in
+    tool results are always replaced in this way. `describe` is like `strip`, but replaces images in all messages with
     descriptions from `media_model`."""
     media_model: Name | None = None
     """Model that describes images if `media` is `describe`.
@@ -310,7 +310,10 @@ class ModelEntry(Section):
 
     @property
     def display_kind(self) -> str:
-        """Backend kind for output on a terminal, with a mark for pass-through models."""
+        """Backend kind for output on a terminal; ` (pass-through)` follows for pass-through models.
+
+        If litellm serves the model, the text is `litellm`, followed by the provider in parentheses.
+        """
         if self.harmony:
             return self.kind
         if self.by_litellm:

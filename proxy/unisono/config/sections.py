@@ -102,7 +102,7 @@ class LitellmSettings(Fallbacks):
     """Maximum number of further attempts after a failure, each on another backend.
     `router_settings.num_retries` takes precedence."""
     turn_off_message_logging: bool = False
-    """True prevents that content of requests and answers is recorded.
+    """True prevents the content of requests and answers from being recorded.
     It turns off `unisono.traces` and `unisono.otel.content`. Metrics and logs never contain such content."""
     max_budget: Money | None = None
     """Maximum cost of all answers in USD per `budget_duration`; 0 means no limit.
@@ -153,7 +153,8 @@ class RouterSettings(Fallbacks):
     The next failure opens the circuit breaker of the backend."""
     provider_budget_config: dict[Name, ProviderBudget] = Field(default_factory=dict)
     """Budgets by provider: the first part of `litellm_params.model`, such as `openai` or `vllm`.
-    When a budget is spent, requests use other deployments of the model. If there are none, they get 429."""
+    When a budget is spent, requests use deployments of the model at other providers. If the model has no such
+    deployment, its requests get 429."""
     cooldown_time: Annotated[float, Field(ge=0)] = 30.0
     """Time without requests for a backend whose circuit breaker has opened, in seconds.
     It doubles with every further failure, up to five minutes."""
@@ -173,7 +174,7 @@ class StoreSettings(Section):
     By default a SQLite file in the user's data folder. Several gateways with the same state need a shared Redis. The
     address is treated as secret, because it may contain a password."""
     ttl_s: Seconds = 30 * 86400.0
-    """Time after their last write until responses and conversations are deleted, in seconds."""
+    """Time for which responses and conversations are kept after their last change, in seconds."""
     log_ttl_s: Seconds = 600.0
     """Time for which the events of a finished response can be streamed again, in seconds."""
     deadline_s: Seconds = 0.25
@@ -293,10 +294,11 @@ class GatewaySettings(Section):
     metrics_listen: str | None = None
     """`host:port` on loopback at which `/metrics` is served without a key. By default none."""
     metrics_per_key: bool = False
-    """True adds metrics by key and team: requests, tokens, cost, and what is left of budgets.
+    """True adds metrics by key and team: requests, tokens, cost, and the remaining budgets.
     Then `/metrics` requires the master key."""
     metrics_max_keys: Count = 1000
-    """Maximum number of keys, teams and users with metrics of their own. All others are `other`."""
+    """Maximum number of keys, teams and users with metrics of their own.
+    All others are counted as `other`."""
     otel: OtelSettings | None = None
     """Export of OpenTelemetry spans. By default off. Requires the extra `unisono[otel]`."""
     traces: TraceSettings = Field(default_factory=TraceSettings)

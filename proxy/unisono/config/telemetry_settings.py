@@ -14,7 +14,7 @@ from unisono.net.ssrf_guard import parse_url
 def _address(url: SecretStr) -> SecretStr:
     """Reject an invalid address at startup.
 
-    At run time, only the metrics would show the failed exports.
+    Without this check, an invalid address would be visible only in the metrics, as failed exports.
     """
     parts = urlsplit(url.get_secret_value())
     if parts.scheme not in ("http", "https") or not parts.hostname or " " in url.get_secret_value():
@@ -97,7 +97,7 @@ class RequestLogSettings(Section):
 class RequestRecordSettings(Section):
     """Records of requests in the store, with the fields of the request log.
 
-    They contain no content. A record has at most 16 kB, and usually 500 bytes.
+    They contain no content. The size of a record is at most 16 kB, and usually about 500 bytes.
     """
 
     keep: Annotated[int, Field(ge=0)] = 100_000
@@ -179,7 +179,7 @@ class AlertSettings(Section):
     """Fractions of a budget. When such a fraction is spent, an alert is sent.
     Each fraction causes at most one alert per budget period."""
     health: bool = True
-    """True sends alerts when a backend or the store fails, and when it works again."""
+    """True sends an alert when a backend or the store fails, and another when it works again."""
     down_after_s: Seconds = 30.0
     """Time for which a backend or the store must fail before an alert is sent, in seconds."""
     repeat_s: Seconds = 3600.0

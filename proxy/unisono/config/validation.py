@@ -31,7 +31,7 @@ class FilePositions:
     left_out: Mapping[str, Set[int]] = field(default_factory=dict)
 
     def in_file(self, message: str) -> str:
-        """Replace the list indices in a message about the configuration by those in the file."""
+        """Replace the list indices in a message about the configuration with those in the file."""
         return _ELEMENT.sub(self._element, message) if self.left_out else message
 
     def _element(self, found: re.Match[str]) -> str:
@@ -66,7 +66,8 @@ def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> 
 def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
     """Return the part of pydantic's error location that exists in the file.
 
-    The location may end with the name of one of the types that the value may have, which is not a key in the file.
+    pydantic may append the name of a possible type of the value, which is not a key in the file. If a key `is_missing`,
+    the result also contains that key.
     """
     node: Any = tree
     for depth, part in enumerate(loc):

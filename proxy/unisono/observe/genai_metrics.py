@@ -46,7 +46,7 @@ LABEL_NAMES: Final[Mapping[str, str]] = {
 class GenAiMetrics:
     """Histograms of the conventions.
 
-    `model_label` returns the label of a model. `kinds` maps deployments to backend kinds.
+    `model_label` returns the label value for a model name. `kinds` maps names of deployments to backend kinds.
     """
 
     def __init__(self, registry: CollectorRegistry, model_label: Callable[[str], str]) -> None:

@@ -2,8 +2,9 @@
 
 A line is a JSON object, or text for a terminal.
 
-Control characters are escaped, so that client input cannot forge a line. Configured secrets, bearer keys, virtual
-keys and passwords in URLs are redacted in the formatter, whichever logger wrote them. Bodies are never logged.
+Control characters are escaped, so that client input cannot forge a line. Configured secrets, bearer keys, virtual keys
+and passwords in URLs are redacted in the formatter, so that this applies to the messages of every logger. Bodies are
+never logged.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class JsonLines(logging.Formatter):
     def _clean(self, text: str, *, keep_end: bool = False) -> str:
         """Return `text` without secrets, truncated to the maximum length.
 
-        Secrets are removed first, because a truncated secret would not be recognized.
+        If `keep_end` is True, the beginning of the text is cut off, else its end. Secrets are removed first, because a
+        truncated secret would not be recognized.
         """
         text = self._secrets.redact(text)
         if len(text) <= MAX_VALUE_LENGTH:
@@ -113,7 +115,7 @@ def _printable(text: str) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Handler that flushes each line under the lock it already holds."""
+    """Handler that flushes each line without acquiring the handler's lock a second time."""
 
     def flush(self) -> None:
         self.stream.flush()

@@ -1,9 +1,9 @@
 """Prometheus metrics by name, unit and labels, and the storage of their values.
 
-Names contain units, such as seconds and tokens. The configuration and tables define the label values, never a request,
-so that clients cannot create series. With several workers, each stores its values in its own files in one folder, by
-worker number. The worker that is scraped sums the values of all workers. A restarted worker continues the files of its
-predecessor.
+Names contain units, such as seconds and tokens. Label values come only from the configuration and from tables in the
+code, never from a request, so that clients cannot create series. If there are several workers, each worker stores its
+values in files of its own. The files are in one folder, and their names contain the worker number. The worker that is
+scraped sums the values of all workers. A restarted worker continues the files of its predecessor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Series(dict[str | tuple[str, ...], AnyMetric]):
     """Labelled series of a metric by the values of their labels; a single value needs no tuple.
 
     A lookup in the library converts every label value to text and takes a lock; a lookup here does neither. The first
-    lookup of a series creates it, and from then on the series is exported. The dictionary is as large as the number of
+    lookup of a series creates it, and from then on the series is exported. The dictionary has one entry for each
     series.
     """
 
@@ -136,9 +136,12 @@ class KnownHistogram(KnownMetric, Histogram):
             self._sum.inc(amount)
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add counts per bound, plus one count beyond the last bound; `total` is the sum of values."""
+        """Add one count for each bucket; `total` is the sum of the counted values.
+
+        The last bucket is for values above the highest finite bound.
+        """
         if len(counts) != len(self._upper_bounds):
-            raise ValueError("the counts are for other bounds")
+            raise ValueError("the number of counts must equal the number of buckets")
         if self._counts is not None:
             self._counts = [*map(operator.add, self._counts, counts)]
             self._total += total

@@ -123,9 +123,10 @@ class Metrics(Observer):
     ) -> None:
         """Set the configured names.
 
-        Backends are pairs of model and deployment name; `kinds` are the kinds of deployments by name.
+        `backends` are pairs of model name and deployment name. `kinds` are the backend kinds of deployments, by name.
 
-        Any other model or tool server is counted as `other`. Gauges of removed backends are no longer exported.
+        A model or tool server that is not configured is counted as `other`. Gauges of removed backends are no longer
+        exported.
         """
         self._models = frozenset(models)
         self._backends = frozenset(backends)

@@ -88,7 +88,7 @@ class Exporter(Observer):
         self._thread.start()
 
     async def aclose(self) -> None:
-        """Send the queued spans within a short timeout."""
+        """Send the queued spans, but give up after a short timeout."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

@@ -87,7 +87,7 @@ class MetricsExporter:
         self._thread.start()
 
     async def aclose(self) -> None:
-        """Export the last values within a short timeout."""
+        """Export the last values, but give up after a short timeout."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -114,7 +114,11 @@ class MetricsExporter:
 
 
 def to_metrics(families: Iterable[Family], started_ns: int, now_ns: int) -> Iterator[Metric]:
-    """Convert Prometheus metrics to OpenTelemetry metrics; those without values are skipped."""
+    """Convert Prometheus metrics to OpenTelemetry metrics.
+
+    Counting began at `started_ns`; the values are those at `now_ns`. Both are Unix times in nanoseconds. Metrics
+    without values are skipped.
+    """
     cumulative = AggregationTemporality.CUMULATIVE
     for family in families:
         data: Sum | Gauge | Histogram

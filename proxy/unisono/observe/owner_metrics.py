@@ -55,7 +55,7 @@ class OwnerMetrics:
         self.limit_labels(0)
 
     def limit_labels(self, most: int) -> None:
-        """Set the maximum number of keys, and of teams and users, that are counted by name."""
+        """Count at most `most` keys, `most` teams and `most` users by name, and all others together."""
         self._key, self._team, self._user = BoundedLabel(most), BoundedLabel(most), BoundedLabel(most)
 
     def ended(self, done: GenerationDone) -> None:
@@ -104,7 +104,10 @@ class OwnerMetrics:
 
 
 def outcome_of(record: RequestRecord) -> str:
-    """Return the outcome of a request: `ok`, `refused`, `failed`, or `left` if the client left."""
+    """Return the outcome of a request: `ok`, `refused`, `failed`, or `left`.
+
+    `left` means that the client disconnected.
+    """
     if record.status == CLIENT_LEFT:
         return "left"
     if 400 <= record.status < 500:

@@ -1,6 +1,7 @@
 """Statistics of this process for the last hour, by minute: answers, recoveries, backends.
 
-They are for operators without a time series database. They need no file, and a few additions per answer.
+They are for operators without a time series database. They are held in memory, and cost only a few additions per
+answer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RecentStats(Observer):
         self._minutes: OrderedDict[int, MinuteStats] = OrderedDict()
 
     def generation_started(self, began: GenerationStarted) -> None:
-        """Do nothing: answers count when they have ended."""
+        """Do nothing: answers are counted when they have ended."""
 
     def ended(self, done: GenerationDone) -> None:
         minute = self._now()

@@ -62,8 +62,8 @@ def is_long(done: GenerationDone) -> bool:
 class Recorder(Observer):
     """Observer that records answers.
 
-    Recordings are stored for `for_s` seconds, and at most `most` per tenant. `max_bytes` is the maximum size of a
-    recording as JSON. `count` is called with outcomes and numbers of recordings.
+    Recordings are stored for `for_s` seconds, and at most `most` recordings are stored per tenant. `max_bytes` is the
+    maximum size of a recording as JSON. `count` is called with outcomes and numbers of recordings.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Recorder(Observer):
             self._write_task = asyncio.create_task(self._write(), name="recording answers")
 
     async def aclose(self) -> None:
-        """Write the queue within a short timeout."""
+        """Write the queued recordings, but give up after a short timeout."""
         self._start_write()
         if self._write_task is not None:
             await asyncio.wait({self._write_task}, timeout=CLOSING_S)

@@ -36,7 +36,8 @@ Document = dict[str, Any]
 def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
     """Build the document of a recording, of at most `max_bytes` as JSON.
 
-    Members that do not fit are omitted and named in `left_out`. Prompts that do not fit lose their middle.
+    `gateway` is the version of the gateway. Members that do not fit are omitted and named in `left_out`. The middle of
+    prompts that do not fit is omitted too.
     """
     start = done.start
     document: Document = {
@@ -87,7 +88,10 @@ def _fields_of(record: Usage | Attempt | SlotWait | ToolDone) -> dict[str, Json]
 
 
 def _with_times(record: dict[str, Json]) -> dict[str, Json]:
-    """Return the fields of a wait or a tool call under the names of the recording's format."""
+    """Return the fields of a wait or a tool call with `started_s` renamed to `began_s`.
+
+    `began_s` is the name in the format of recordings.
+    """
     return {"began_s" if name == "started_s" else name: value for name, value in record.items()}
 
 
@@ -190,7 +194,7 @@ def _common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
 
 
 def _share(lengths: Sequence[int], room: int) -> int:
-    """Return the largest limit for each length with which all lengths fit into `room`."""
+    """Return the largest limit such that all lengths, each cut to the limit, fit into `room`."""
     remaining, most = len(lengths), 0
     for length in sorted(lengths):
         if length * remaining > room:

@@ -15,9 +15,9 @@ log = logging.getLogger("unisono.requests")
 class RequestLogOptions(Protocol):
     """Options of the log.
 
-    `sample` is the fraction of successful requests that is logged; failed requests are always logged. `fields` are the
-    logged fields; None means all. With `probes`, successful requests for health, metrics and the web page are logged
-    too.
+    `sample` is the fraction of successful requests to log, from 0 to 1. Failed requests are always logged. `fields` are
+    the logged fields; None means all. With `probes`, successful requests for health, metrics and the web page are
+    logged too.
     """
 
     @property

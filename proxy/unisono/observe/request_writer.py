@@ -110,7 +110,7 @@ class RequestWriter:
             await self._write()
 
     async def aclose(self) -> None:
-        """Write the queue within a short timeout."""
+        """Write the queued records, but give up after a short timeout."""
         if self._write_task is not None and not self._write_task.done():
             self._write_task.cancel()
             await asyncio.gather(self._write_task, return_exceptions=True)

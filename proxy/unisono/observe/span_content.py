@@ -30,7 +30,7 @@ OMITTED: Final = " [...] "
 
 
 def content_of(done: GenerationDone, max_bytes: int) -> Mapping[str, str]:
-    """Return the attributes with the content of a generation; none if its content is not traced."""
+    """Return the attributes with the content of a generation; empty if content is not traced."""
     details = done.start.details
     if details is None or details.conversation is None:
         return {}

@@ -131,7 +131,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
 
 
 def _request_attributes(began: GenerationStarted) -> dict[str, Value]:
-    """Return the sender, the ids and the sampling of a request, as far as they are known."""
+    """Return the attributes of a request: its caller, and its ids and sampling if known."""
     sender = caller_attributes(began.key, began.key_name, began.tenant)
     details = began.details
     if details is None:
@@ -160,13 +160,19 @@ def _request_attributes(began: GenerationStarted) -> dict[str, Value]:
 
 
 def caller_attributes(key: str, key_name: str, tenant: str) -> dict[str, Value]:
-    """Return the attributes of a key and its team; a key without a team has a tenant of its own."""
+    """Return the attributes of a key and its team.
+
+    There is no team attribute if the tenant equals the key, because a key without a team is its own tenant.
+    """
     found = {"unisono.key.id": key, "unisono.key.alias": key_name, "unisono.team.id": "" if tenant == key else tenant}
     return {name: value for name, value in found.items() if value}
 
 
 def refusal_span(record: RequestRecord, at: TraceContext, parent: str) -> Span:
-    """Return the span of a request that was rejected before a generation."""
+    """Return the span of a request that was rejected before a generation.
+
+    `at` is the context of the new span. `parent` is the id of its parent span, or "" without one.
+    """
     found: dict[str, Value] = {
         "http.request.method": record.method,
         "http.route": record.route,
@@ -249,6 +255,9 @@ def _span(
     attributes: Mapping[str, Value],
     error: str,
 ) -> Span:
-    """Build a span; `times` are its start and end, in seconds after `started_at`."""
+    """Build a span with the context `at`.
+
+    `times` are its start and end, in seconds after `started_at`, which is a Unix time.
+    """
     start, end = times
     return Span(name, kind, at, parent, _ns(started_at, start), _ns(started_at, end), attributes, error)

@@ -35,7 +35,7 @@ def is_batched(passthrough: PassthroughRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsPart:
-    """Answer to one part. `first` is the 0-based position of its first input in the request."""
+    """Answer to one part. `first` is the 0-based index of the part's first input in the request."""
 
     first: int
     body: Mapping[str, Json]
@@ -81,7 +81,7 @@ class BatchedEmbeddings(BatchStream):
             yield first, replace(passthrough, body=body, inputs=len(part), tokens=share, units=units)
 
     async def _work(self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart]) -> None:
-        """Answer the waiting parts, one after the other, and append the answers to `parts`."""
+        """Take parts from `waiting`, answer one after the other, and append the answers to `parts`."""
         for first, passthrough in waiting:
             stream = PassthroughGeneration(self._pool, replace(self._request, passthrough=passthrough), passthrough)
             stream.report.began = self.report.began
@@ -96,7 +96,10 @@ class BatchedEmbeddings(BatchStream):
                             parts.append(EmbeddingsPart(first, body, event.usage))
 
     def _merge_reports(self, parts: Sequence[EmbeddingsPart]) -> None:
-        """Combine the reports of all parts. The backend is the one that answered most parts."""
+        """Combine the reports of all parts.
+
+        The reported backend is the one that answered the most parts.
+        """
         report, each = self.report, self._reports
         for number, part in enumerate(each):
             report.facts.waits += part.facts.waits
@@ -116,7 +119,11 @@ def _has_moved(report: GenerationReport) -> bool:
 
 
 def joined(parts: Sequence[EmbeddingsPart]) -> dict[str, Json]:
-    """Join the answers of all parts: the first one, with all embeddings and the total usage."""
+    """Join the answers of all parts in order.
+
+    The result is the first answer, with the embeddings of all parts and the total usage. It has no usage if a part
+    reports none.
+    """
     data: list[Json] = []
     for part in parts:
         embeddings = part.body.get("data")

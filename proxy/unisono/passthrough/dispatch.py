@@ -46,7 +46,7 @@ class PassthroughService(GenerationService):
         return EitherGeneration(self._service, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:
-        """Return the number of prompt tokens; estimated for a request that only passes through."""
+        """Return the number of prompt tokens, which is an estimate unless the engine is tried first."""
         passthrough = request.passthrough
         if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._service.count(request)

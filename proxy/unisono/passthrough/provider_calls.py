@@ -1,4 +1,4 @@
-"""Functions of litellm by API, their arguments, and its audio as bytes."""
+"""Functions of litellm by API, their arguments, and conversion of litellm's audio to bytes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _text(value: bytes | None) -> str:
 
 
 def is_streamed(stream: object) -> bool:
-    """Return True for a field `stream` that requests a stream. Values in forms are texts."""
+    """Return True if the value of the field `stream` requests a stream. Form values are strings."""
     return str(stream).lower() in ("true", "1")
 
 

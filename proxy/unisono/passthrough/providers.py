@@ -2,8 +2,8 @@
 
 Loading the package takes seconds and much memory, so the first request that needs it loads it in a thread. It is used
 only as a translator. Its retries, caches, callbacks and logs are off, and it does not fetch a price list. Only OpenAI's
-own fields in a client's body become arguments of litellm. All other fields are added to the body that litellm sends. As
-arguments, they could change the address to which litellm sends the provider's key.
+own fields in a client's body become arguments of litellm. All other fields are added to the body that litellm sends. If
+such fields were arguments, they could change the address to which litellm sends the provider's key.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class LitellmProvider:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a setting, and for a URL also its host without scheme and path."""
+    """Yield all texts in a setting. For a URL, also yield its host without scheme and path."""
     match value:
         case str():
             yield value
@@ -266,7 +266,7 @@ def _late(times: Timeouts, *, has_received_output: bool, has_ended: bool) -> Bac
 def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Return a stream event as JSON.
 
-    If the provider aborts a stream, litellm adds a regular end. Raises BackendProtocolError in this case.
+    Raises BackendProtocolError if the provider aborted the stream. litellm hides this by adding a regular end.
     """
     data = _to_json(litellm_event, chunk=api is Api.CHAT)
     # For a provider without the Responses API, litellm builds the events from Chat chunks.
@@ -283,7 +283,7 @@ def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
 
 
 def _accepts_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
-    """Return whether a provider has OpenAI's own API, so that any body field can be sent."""
+    """Return whether the provider's API is OpenAI's, so that any field of a body can be sent."""
     provider = params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai")
     return provider in {"openai", "azure", *litellm.openai_compatible_providers}
 

@@ -89,7 +89,7 @@ class Relay(ABC):
 
     @property
     def units(self) -> BilledUnits:
-        """Return the billed units other than tokens; no units without output."""
+        """Return the billed units other than tokens, or no units if there was no output."""
         return self._units if self._has_begun or self.finish else NO_UNITS
 
     def _generated(self, text: Json, *, has_output: bool = False) -> None:
@@ -223,7 +223,7 @@ class EmbeddingsRelay(ObjectRelay):
 class BytesRelay(Relay):
     """Relay of bytes such as audio. Tokens are estimated from the number of bytes.
 
-    Only an answer in the form of events reports the usage, in its last event.
+    Only an answer that consists of events can report the usage, in its last event.
     """
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
@@ -314,7 +314,7 @@ class TranscriptRelay(BytesRelay):
 class ImageEventsRelay(TranscriptRelay):
     """Relay of the events of an image stream.
 
-    Tokens cannot be estimated from the number of bytes. The last event may contain the usage.
+    Tokens cannot be estimated from the number of bytes. The usage is known only if the last event contains it.
     """
 
     def feed(self, bodies: Sequence[AnswerPart]) -> list[Event]:

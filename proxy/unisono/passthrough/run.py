@@ -165,7 +165,7 @@ class PassthroughTelemetry:
         self.failure = ""
 
     def record_output(self, now: float) -> None:
-        """Record new output. Each piece is treated as one token until the usage is known."""
+        """Record new output. Until the usage is known, each piece of text counts as one token."""
         if new := self._relay.pieces - self._pace.tokens:
             self._pace.record(new, now)
 
@@ -201,10 +201,10 @@ class PassthroughTelemetry:
 
 
 def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
-    """Return the body for the backend: the original with usage requested and a token limit.
+    """Return the client's body with a token limit, and with a request to report the usage.
 
-    `max_tokens` is the request's budget for all choices; None means no limit. A higher limit of the client is lowered
-    to it.
+    `max_tokens` is the maximum number of tokens for all choices together; None means no limit. If the client's limit is
+    higher, it is lowered to this number.
     """
     body = dict(passthrough.body)
     if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:
