@@ -188,7 +188,7 @@ async def test_a_name_that_the_gateway_does_not_list_is_kept_with_a_warning(site
 
 
 ERRORS: dict[str, tuple[Any, str]] = {
-    "wrong key": (Refusal(401, b"{}"), r"rejects the key; set UNISONO_API_KEY to a valid one"),
+    "wrong key": (Refusal(401, b"{}"), r"rejects the key; set UNISONO_API_KEY to a valid key"),
     "no such path": (Refusal(404, b"{}"), r"/v1/models answers with status 404; check --url"),
     "another server": (Refusal(200, b"<html>"), r"is not a gateway: its model list is invalid; check --url"),
     "a list": (Refusal(200, b"[]"), r"is not a gateway"),

@@ -73,7 +73,7 @@ async def test_an_interrupted_run_continues(tmp_path: Path) -> None:
         (tmp_path / "card.json.partial").write_text("".join(json.dumps(row) + "\n" for row in rows) + '[["compat')
         fake.requests.clear()
         other = await evaluated(running.url, card, "--limit", "5")
-        assert "belongs to an interrupted run with another value of: limit;" in other.output
+        assert "belongs to an interrupted run that differs in: limit;" in other.output
         result = await evaluated(running.url, card, "--limit", "6")
         assert result.exit_code == 0, result.output
         sent = [load_encoding().decode(seen.json["prompt"]) for seen in fake.requests if not seen.is_probe]

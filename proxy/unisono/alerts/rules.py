@@ -24,7 +24,7 @@ OWNER_FIELDS: Final = {"key": "token", "team": "team_id", "user": "user_id", "cu
 class BudgetAlerts:
     """Observer of quotas that alerts about spent budgets.
 
-    It sends an alert when a budget reaches one of `thresholds`, which are fractions of the budget, and when a soft
+    It sends an alert when spending reaches one of `thresholds`, which are fractions of the budget, and when a soft
     budget is spent.
     """
 
@@ -45,7 +45,7 @@ class BudgetAlerts:
             self._sink(soft_budget_alert(budget, soft))
 
     def _is_new(self, budget: BudgetState, reached: float, *, is_soft: bool) -> bool:
-        """Store a reached threshold. Return False if it, or a higher one, was reached before."""
+        """Record a reached threshold. Return False if it is not above those recorded before."""
         place = (budget.account, budget.period, is_soft)
         if reached <= self._reached.get(place, 0.0):
             return False
@@ -111,9 +111,9 @@ class DeploymentState(Protocol):
 
 
 class HealthAlerts:
-    """Alerts about deployments and the store, when they fail and when they work again.
+    """Alerts about deployments and the store: when they fail, and when they work again.
 
-    The alert about a failure is sent when the failure has lasted `after_s` seconds. `clock` returns seconds.
+    A failure causes an alert once it has lasted `after_s` seconds. `clock` returns seconds.
     """
 
     def __init__(self, after_s: float, sink: AlertSink, clock: Callable[[], float]) -> None:

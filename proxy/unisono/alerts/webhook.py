@@ -1,4 +1,4 @@
-"""Webhook for alerts, with a bounded queue, repetitions and a signature.
+"""Webhook for alerts, with a bounded queue, retries and a signature.
 
 Clients' requests never wait for the webhook. The operator configures its address, so private addresses are permitted,
 but not those of cloud metadata services.
@@ -41,7 +41,7 @@ log = logging.getLogger("unisono.alerts")
 
 @dataclass(frozen=True, slots=True)
 class WebhookOptions:
-    """Address and limits of a webhook. Equal alerts are sent once in `repeat_s` seconds."""
+    """Address and limits of a webhook. Equal alerts are sent at most once in `repeat_s` seconds."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -119,7 +119,7 @@ class AlertWebhook:
         self._count("failed", 1)
 
     async def _post(self, session: aiohttp.ClientSession, body: bytes) -> tuple[str, bool]:
-        """Return the problem (empty: none), and whether a repetition may solve it."""
+        """Return the problem (empty if there is none), and whether a retry may solve the problem."""
         options = self._options
         headers = {**options.headers, "content-type": "application/json", **signature(options.secret, body, time())}
         try:
@@ -143,7 +143,7 @@ def to_message(alert: Alert) -> dict[str, Any]:
 def signature(secret: str, body: bytes, now: float) -> dict[str, str]:
     """Return the headers that prove the origin of a body.
 
-    The headers contain the time, and an HMAC of time and body. There are none without a secret.
+    The headers contain the time, and an HMAC of time and body. If `secret` is empty, there are no headers.
     """
     if not secret:
         return {}

@@ -41,7 +41,8 @@ def main() -> None:
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve the models of a configuration.
 
-    Without a configuration, the gpt-oss backends on this machine are served, or the demo model if there are none.
+    Without a configuration, the gateway serves the gpt-oss backends on this machine, or the demo model if there are
+    none.
     """
     # Imports take seconds, during which signals may arrive. Without a handler, the system would ignore SIGTERM for the
     # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
@@ -60,8 +61,8 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
 def check(config_path: Path | None, as_json: bool) -> None:
     """Probe every backend of a configuration and the store.
 
-    Without a configuration, the gpt-oss backends on this machine are probed, or the demo model if there are none. Exit
-    code 0: all are usable; 1: some are not; 2: the configuration is invalid.
+    Without a configuration, the command probes the gpt-oss backends on this machine, or the demo model if there are
+    none. Exit code 0: all are usable; 1: some are not; 2: the configuration is invalid.
     """
     from unisono.cli.check import check as run
 
@@ -144,7 +145,7 @@ def config(program: str, url: str, model: str | None, key_env: str) -> None:
 @click.argument("arguments", metavar="[-- ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @for_gateway
 def launch(agent: str, arguments: tuple[str, ...], url: str, model: str | None, key_env: str) -> None:
-    """Start an installed coding agent on a running gateway.
+    """Start an installed coding agent that uses a running gateway.
 
     No file is changed: the configuration applies to this process only. Arguments after -- are passed to the agent.
     """
@@ -157,7 +158,7 @@ def launch(agent: str, arguments: tuple[str, ...], url: str, model: str | None, 
 def openapi() -> None:
     """Print the OpenAPI document of the gateway.
 
-    It is equal to the response of GET /openapi.json.
+    GET /openapi.json returns the same document.
     """
     import json
 
@@ -235,8 +236,8 @@ def usage(
 ) -> None:
     """Print token usage and cost.
 
-    With --config, the usage records in the store are summed. With --url, the sums include the usage that a running
-    gateway reports to the key.
+    With --config, the sums cover all usage records in the store. With --url, they cover the usage that the key may see
+    on a running gateway.
     """
     from unisono.cli.usage import show, show_remote
 
@@ -292,9 +293,9 @@ def compare(
 ) -> None:
     """Compare the model of two backends, token by token.
 
-    REFERENCE and OTHER are deployments of the configuration, or KIND/MODEL@ADDRESS. Both score the same answers:
-    recorded answers, or answers that the reference generates greedily. Exit code 0: equal within the limits; 1:
-    different; 2: the comparison failed.
+    REFERENCE and OTHER are deployments of the configuration, or KIND/MODEL@ADDRESS. Both backends score the same
+    answers: recorded answers, or answers that the reference generates greedily. Exit code 0: equal within the limits;
+    1: different; 2: the comparison failed.
     """
     from unisono.cli.compare import run
     from unisono.fidelity.comparison import Thresholds

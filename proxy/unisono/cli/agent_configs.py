@@ -1,4 +1,4 @@
-"""Configurations of other programs for a gateway, for `unisono config` and `unisono launch`."""
+"""Configurations that let other programs use a gateway, for `unisono config` and `launch`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ OUTPUT_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class GatewayTarget:
-    """Model of a gateway, with the facts that a program needs to use the model.
+    """Model that a gateway serves, with everything a program needs in order to use the model.
 
-    `url` has no `/v1`, `context` is in tokens, and `key_env` is the environment variable with the key.
+    `url` does not end in `/v1`, `context` is the context window in tokens, and `key_env` is the name of the environment
+    variable that contains the key.
     """
 
     url: str
@@ -32,18 +33,19 @@ class GatewayTarget:
 
     @property
     def key_expression(self) -> str:
-        """Shell expression for the key.
+        """Shell expression that expands to the key, or to `none` if the variable is not set.
 
-        A gateway without keys accepts any text, but programs require one.
+        A gateway without keys accepts any text as the key, but programs require one.
         """
         return f'"${{{self.key_env}:-none}}"'
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramConfig:
-    """Text that configures a program, and a remark on where to put it.
+    """Text that configures a program, and a remark that tells the user where to put the text.
 
-    `comment` begins a comment in the language of the text. `place` may contain `{key_env}`.
+    `comment` is the prefix that starts a comment in the language of the text. `place` is the remark, in which
+    `{key_env}` is replaced with the name of the environment variable.
     """
 
     comment: str
@@ -57,9 +59,9 @@ class ProgramConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentLaunch:
-    """Start of an agent for a gateway: npm package, arguments, and environment variables.
+    """Command that starts an agent: npm package, arguments, and environment variables.
 
-    `variables` is called with the target and the key. Variables with the value None are removed.
+    `variables` is called with the target and the key. Variables with the value None are removed from the environment.
     """
 
     package: str

@@ -46,7 +46,7 @@ def show_config(program: str, url: str, model: str | None, key_env: str) -> None
 
 
 def launch(program: str, url: str, model: str | None, key_env: str, arguments: tuple[str, ...]) -> None:
-    """Replace this process by an agent that is configured for the gateway."""
+    """Replace this process with an agent that is configured for the gateway."""
     _check_names(url, key_env)
     start = LAUNCHES[program]
     path = shutil.which(program)
@@ -85,7 +85,9 @@ def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarge
 def _list_models(origin: str, key_env: str) -> list[Any]:
     key = os.environ.get(key_env) or "none"
     if not (key.isascii() and key.isprintable()):
-        raise click.ClickException(f"the value of {key_env} has characters that no header may contain; set it to a key")
+        raise click.ClickException(
+            f"{key_env} contains characters that are not allowed in a header; set it to a valid key"
+        )
     request = Request(f"{origin}/v1/models", headers={"authorization": f"Bearer {key}"})  # noqa: S310 - http, as checked
     try:
         with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
@@ -93,7 +95,7 @@ def _list_models(origin: str, key_env: str) -> list[Any]:
     except HTTPError as error:
         if error.code in KEY_REJECTED:
             raise click.ClickException(
-                f"the gateway at {_shown(origin)} rejects the key; set {key_env} to a valid one (`unisono keys create`)"
+                f"the gateway at {_shown(origin)} rejects the key; set {key_env} to a valid key (`unisono keys create`)"
             ) from error
         raise GatewayUnreachable(f"{_shown(origin)}/v1/models answers with status {error.code}; check --url") from error
     except (URLError, OSError, HTTPException) as error:

@@ -21,7 +21,7 @@ from unisono.routing.pool import RoutingPool
 
 @dataclass(frozen=True, slots=True)
 class LiveBackend:
-    """Backend of a command, with its name on the command line and its time limits."""
+    """Backend that a command uses, with its name on the command line and its time limits."""
 
     name: str
     backend: Backend
@@ -30,10 +30,10 @@ class LiveBackend:
 
 @asynccontextmanager
 async def open_backends(names: Sequence[str], config_path: Path | None) -> AsyncIterator[list[LiveBackend]]:
-    """Build the named backends, and close them at the end.
+    """Yield the named backends, and close them when the context ends.
 
-    Raises ConfigError for an invalid configuration, ClickException for an unknown deployment or a missing
-    configuration.
+    Raises ConfigError for an invalid configuration. Raises ClickException for an unknown deployment, or if a name is a
+    deployment and there is no configuration.
     """
     pools: dict[str, RoutingPool] = {}
     try:

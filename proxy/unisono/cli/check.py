@@ -69,7 +69,7 @@ class StoreReport:
     """Probe results of the store.
 
     `address` contains no credentials. `trouble` is the reason if the store is unusable, otherwise empty. `warnings`
-    describe settings of the server with which the store can lose state.
+    describe server settings that can make the store lose state.
     """
 
     address: str
@@ -260,7 +260,7 @@ def _cells(report: DeploymentReport, checks: Sequence[Check]) -> list[str]:
 
 
 def about_store(store: StoreReport, width: int) -> Iterator[str]:
-    """Yield the state of the store: usability, reason, and possible loss of state."""
+    """Yield lines about the store: whether it is usable, why not, and warnings about lost state."""
     word = WORDS[None if store.usable else Severity.FATAL]
     yield ""
     yield from wrap(f"store {store.address}: {word}", width)

@@ -39,7 +39,8 @@ def recorded_samples(config_path: Path | None, last: int) -> list[AnswerSample]:
 def samples_of(document: Document) -> Iterator[AnswerSample]:
     """Yield a sample for each step of a recording.
 
-    A step without a complete prompt or without generated tokens is skipped. At damaged data, the iteration ends.
+    A step without a complete prompt or without generated tokens is skipped. If the recording is damaged, the iteration
+    ends early without an exception.
     """
     try:
         outputs, prompts = generated_by_step(document), prompts_of(document)

@@ -81,7 +81,7 @@ def start(plan: EvaluationPlan, settings: Settings, output: Path, html: Path | N
         progress = FinishedCases(partial, {**described, "url": address, "gateway": gateway})
     except OtherRun as error:
         raise click.ClickException(
-            f"{partial} belongs to an interrupted run with another value of: {error}; repeat the options of that run, "
+            f"{partial} belongs to an interrupted run that differs in: {error}; repeat the options of that run, "
             "or delete the file"
         ) from None
     except (OSError, ValueError) as error:
@@ -126,7 +126,7 @@ def _suites(plan: EvaluationPlan, seed: int) -> dict[str, Sequence[Case]]:
 
 
 def _described(plan: EvaluationPlan, settings: Settings) -> dict[str, Any]:
-    """Return the settings of a scorecard. They contain no address and no key."""
+    """Return the settings to store in a scorecard. They contain no address and no key."""
     return {
         "suites": [*plan.suites],
         "models": [*plan.models],
@@ -184,7 +184,7 @@ def key_of(key_env: str) -> str:
     key = os.environ.get(key_env, "").strip()
     if not (key.isascii() and (key.isprintable() or not key)):
         raise click.ClickException(
-            f"the value of ${key_env} has characters that no header may contain; set it to a key"
+            f"${key_env} contains characters that are not allowed in a header; set it to a valid key"
         )
     return key
 

@@ -38,7 +38,7 @@ class ForkOptions:
 
 
 def fork(document: Document, options: ForkOptions, config_path: Path | None, *, as_json: bool) -> None:
-    """Generate the forked answer and print it next to the recorded one."""
+    """Generate the forked answer, and print it next to the recorded answer."""
     try:
         effort = None if options.effort is None else Effort(options.effort)
         start = fork_of(document, ForkChanges(options.position, None, effort, options.tool_result))

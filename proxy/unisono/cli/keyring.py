@@ -64,9 +64,7 @@ class OpenedKeyring:
 def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
     if config.general_settings.master_key is None:
-        raise click.ClickException(
-            "general_settings.master_key: not set, so the gateway accepts all requests without a key; set it first"
-        )
+        raise click.ClickException("general_settings.master_key: not set, so the gateway requires no key; set it first")
 
     async def made(opened: OpenedKeyring) -> Issued:
         admin, now = opened.admin, time.time()
@@ -206,9 +204,9 @@ async def _change(
 
 
 def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
-    """Return a changed record.
+    """Return a copy of the record with new values.
 
-    `options` contains new values by name of a field of the record or its limits.
+    `options` maps names of fields, either of the record or of its limits, to their new values.
     """
     own = {name: value for name, value in options.items() if name not in LIMITS}
     limits = {name: value for name, value in options.items() if name in LIMITS}

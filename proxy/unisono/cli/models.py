@@ -1,4 +1,4 @@
-"""`unisono models`: lists models, and changes those in the store, or in a running gateway."""
+"""`unisono models`: lists models, and changes models in the store or in a running gateway."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parameter types for amounts, times and names on the command line.
 
-Most of them accept a word such as `none` that removes the setting.
+Most of these types also accept a word such as `none`, which removes the setting.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_DURATION_S = 100 * 366 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class OptionValue(Generic[Value]):
-    """Value of a given option; None removes the setting.
+    """Value of an option that was given on the command line; None removes the setting.
 
-    Options that are not given have no such value.
+    For an option that was not given, the command receives None instead of an `OptionValue`.
     """
 
     value: Value

@@ -46,13 +46,13 @@ class AdminClient:
             raise click.ClickException(f"${key_env} is not set; set it to the master key or to the key of an admin")
         if not (self._key.isascii() and self._key.isprintable()):
             raise click.ClickException(
-                f"the value of ${key_env} has characters that no header may contain; set it to a key"
+                f"${key_env} contains characters that are not allowed in a header; set it to a valid key"
             )
 
     def send(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a POST request with `body`, or GET for None, and return the parsed answer.
+        """Send a POST request with `body`, or a GET request if it is None. Return the parsed answer.
 
-        Raises `ClickException` with the error message of the gateway, or if the gateway does not answer.
+        Raises `ClickException` with the gateway's error message, or if the gateway does not answer.
         """
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()

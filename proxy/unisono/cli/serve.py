@@ -75,7 +75,7 @@ def load_again(config_path: Path | None, host: str) -> Loaded:
 
 @contextmanager
 def explained(loaded: Loaded) -> Iterator[None]:
-    """Add positions in the files to an error of the configuration."""
+    """Add the position in the configuration files to a ConfigError raised in this context."""
     try:
         yield
     except ConfigError as error:
@@ -144,14 +144,14 @@ _VARIABLE_NAME = re.compile(r"(os\.environ/|\$\{?)?[A-Z][A-Z0-9_]*\}?")
 
 
 def is_known_key(key: str) -> bool:
-    """Return True if a key is from documentation, or is the name of a variable."""
+    """Return True if a key is publicly known, or is the name of a variable instead of its value."""
     return key.lower() in KNOWN_KEYS or ("_" in key and _VARIABLE_NAME.fullmatch(key) is not None)
 
 
 def refuse_to_be_open(config: Config, host: str) -> None:
     """Raise ConfigError if other machines can reach the address and there is no secret key.
 
-    On an address of this machine, a publicly known key causes only a warning.
+    On a loopback address, a publicly known key causes only a warning.
     """
     key = config.general_settings.master_key
     if key is not None and is_known_key(key.get_secret_value()):
@@ -189,7 +189,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket, host: str) -> str:
-    """Return the URL for clients on this machine."""
+    """Return the URL at which clients on this machine reach the gateway."""
     port = listener.getsockname()[1]
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
         host = "127.0.0.1"

@@ -90,7 +90,11 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[str, object]:
-    """Return the backends of one model group, with the given speeds, and the queue settings."""
+    """Return the backends of one model group, with the given speeds, and the queue settings.
+
+    `speeds` has one NAME=PREFILL,DECODE text for each deployment. `model` may be None if the configuration has one
+    model.
+    """
     from unisono.bootstrap.deployments import deployment_names
     from unisono.cli.resolve_config import configured
 

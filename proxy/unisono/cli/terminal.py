@@ -1,4 +1,4 @@
-"""Text for terminals: tables, and foreign text with control characters spelled out."""
+"""Text for terminals: tables, and untrusted text with control characters spelled out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def has_colour() -> bool:
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, numbers_from: int | None = None) -> Iterator[str]:
-    """Yield one aligned line per row, which may contain foreign text.
+    """Yield one aligned line per row; rows may contain untrusted text.
 
-    Columns from the 0-based index `numbers_from` on are aligned at the right; None aligns all at the left.
+    Columns from the 0-based index `numbers_from` on are right-aligned. If it is None, all columns are left-aligned.
     """
     cells = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

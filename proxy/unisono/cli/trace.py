@@ -68,7 +68,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
 
 
 def document_of(name: str, config_path: Path | None, tenant: str) -> Document:
-    """Return the recording with the id `name` in the store, or in the file `name`.
+    """Load a recording. `name` is the path of a file, or an id in the store.
 
     Raises ClickException if there is no readable recording.
     """
@@ -170,7 +170,7 @@ def _config(path: Path | None) -> Config:
 
 
 async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
-    """Return `tenant`, or if it is empty, the tenants of the operator and of all keys.
+    """Return only `tenant`; if it is empty, the tenants of the operator and of all keys.
 
     Revoked keys are included.
     """
@@ -208,9 +208,9 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
 
 
 def read_document(document: Document) -> Replay:
-    """Parse a recording with the current parser and return its events.
+    """Parse the tokens of a recording with the current parser, and return the resulting events.
 
-    Raises Unreplayable for a recording that is incomplete or damaged, or was never parsed.
+    Raises Unreplayable if the recording is damaged, or lacks the request, tokens or recorded events.
     """
     # A replay needs the request, all tokens, and the recorded events to compare with.
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
@@ -259,7 +259,7 @@ def _replay(document: Document, *, as_json: bool) -> None:
 
 
 def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines of the replayed events, with differing recorded events next to them."""
+    """Return lines that describe the replayed events, next to recorded events that differ."""
     lines = []
     for at, event in enumerate(events):
         if at < len(recorded) and now[at] == recorded[at]:

@@ -36,7 +36,7 @@ WIDEST: Final = 400
 
 
 class Painter:
-    """Formatter for the tokens of one prompt or one answer, in order."""
+    """Formatter for the tokens of one prompt or one answer, which must be passed in order."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -45,7 +45,7 @@ class Painter:
         self._colour = COLOURS["system"]
 
     def paint(self, tokens: Iterable[int | None]) -> str:
-        """Return the styled text. Each None in `tokens` is an omitted token."""
+        """Return the tokens as styled text. A token that the recording omits is None."""
         painted: list[str] = []
         text: list[int] = []
         gap = 0
@@ -203,7 +203,7 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 
 
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
-    """Return an action of the gateway as a styled note."""
+    """Describe a recorded action of the gateway as a styled remark."""
     match value:
         case {"moved": list(tokens), "kept": int(reused)}:
             return _remark(f"the prompt now continues after {reused} tokens of this step with:") + painter.paint(tokens)

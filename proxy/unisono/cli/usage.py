@@ -61,7 +61,7 @@ def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
 
 
 def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: str) -> None:
-    """Print the usage that a gateway reports to the key in the variable `key_env`."""
+    """Print the usage that a gateway shows to the key in the environment variable `key_env`."""
     if by not in REMOTE_BY:
         raise click.BadParameter(
             f"with --url, it must be one of {', '.join(REMOTE_BY)}; {by!r} works only with --config", param_hint="--by"

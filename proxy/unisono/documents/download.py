@@ -38,7 +38,10 @@ class DownloadFailed(Exception):
 
 
 class Downloader:
-    """Reader of files at URLs, of at most `max_bytes` bytes and within `timeout_s` seconds."""
+    """Reader of files at URLs.
+
+    A file may have at most `max_bytes` bytes, and its download may take at most `timeout_s` seconds.
+    """
 
     def __init__(self, guard: SsrfGuard, max_bytes: int, timeout_s: float) -> None:
         self._guard = guard

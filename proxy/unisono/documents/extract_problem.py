@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ExtractProblem(StrEnum):
-    """Reason that the extracting process reports, or that follows from how the process ended."""
+    """Reason that the extraction process reports, or that is inferred from its exit."""
 
     BROKEN = "broken"
     ENCRYPTED = "encrypted"

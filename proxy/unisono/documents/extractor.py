@@ -36,7 +36,7 @@ CHARACTER_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits for one file, in bytes, pages, characters of its text and seconds.
+    """Limits for one file: size in bytes, pages, characters of its text, and time in seconds.
 
     `memory` limits the memory of the process that reads the file, in bytes.
     """
@@ -49,7 +49,7 @@ class FileLimits:
 
     @property
     def resources(self) -> dict[str, int]:
-        """Resource limits of the process, which cannot write files or start processes."""
+        """Resource limits of the process, which also forbid writing files and starting processes."""
         cpu_s = max(1, int(self.timeout_s))
         return {"AS": self.memory, "CPU": cpu_s, "FSIZE": 0, "NOFILE": 64, "NPROC": 0, "CORE": 0}
 

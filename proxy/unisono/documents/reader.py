@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 class DocumentReader:
     """Reader of files with `limits`.
 
-    `cache` may be that of a previous reader with different limits.
+    `cache` may come from a previous reader, even if that reader had different limits.
     """
 
     def __init__(self, limits: FileLimits, guard: SsrfGuard, cache: TextCache | None = None) -> None:
@@ -88,7 +88,7 @@ class DocumentReader:
         return text, min(lifetime_s, URL_LIFETIME_S)
 
     async def _text(self, file: InputFile) -> tuple[FileText, float]:
-        """Return the text of a file with data, and its lifetime in the cache in seconds."""
+        """Return the text of a file that contains data, and how many seconds to cache this text."""
         format, limits = format_of(file), self._limits
         if len(file.data) > limits.max_bytes:
             return FileText(problem=f"the file is larger than {limits.max_bytes:,} bytes"), inf

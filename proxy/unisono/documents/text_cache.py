@@ -35,7 +35,10 @@ class TextCache:
         return entry[0]
 
     def put(self, key: bytes, text: FileText, lifetime_s: float = inf) -> None:
-        """Store a text or a problem, unless it is larger than the whole cache."""
+        """Store a text or a problem for `lifetime_s` seconds.
+
+        An entry that is larger than the whole cache is not stored.
+        """
         if _size(text) > self._capacity:
             return
         if (old := self._entries.pop(key, None)) is not None:

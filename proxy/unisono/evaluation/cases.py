@@ -31,7 +31,7 @@ Json = Mapping[str, Any]
 
 
 class MissingCases(Exception):
-    """Raised if the cases of a suite cannot be read or run. The message says what to do."""
+    """Raised if the cases of a suite cannot be read or run. The message states the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,9 @@ def bfcl_cases(folder: Path, category: str) -> list[Case]:
     file = f"{BFCL_PREFIX}{category}.json"
     answers = {row["id"]: row["ground_truth"] for row in _rows(folder / "possible_answer" / file)}
     if not answers and not category.endswith("irrelevance"):
-        raise MissingCases(f"bfcl-eval has no answers in {folder / 'possible_answer' / file}; install another version.")
+        raise MissingCases(
+            f"bfcl-eval has no answers in {folder / 'possible_answer' / file}; install a different version."
+        )
     return [_bfcl_case(category, row, answers.get(row["id"], ())) for row in _rows(folder / file)]
 
 

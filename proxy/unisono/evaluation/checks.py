@@ -101,8 +101,8 @@ def _call_fault(wanted: ExpectedCall, name: str, arguments: Any, *, is_exact: bo
 def is_accepted(value: Any, accepted: Sequence[Any]) -> bool:
     """Return True if a value equals one of the accepted values.
 
-    Texts are compared without case and punctuation. An accepted object contains a list of accepted values for each
-    field. An accepted list may contain such objects.
+    Texts are compared without regard to case and punctuation. An accepted object contains a list of accepted values for
+    each field. An accepted list may contain such objects.
     """
     return any(_equals(value, each) for each in accepted)
 

@@ -27,8 +27,8 @@ async def run_task(
 ) -> list[Run]:
     """Run a task on a target. Return a run for each filter that lm-eval applies to answers.
 
-    `program` is the command of lm-eval. `limit` is the maximum number of cases (None: all), and `include` a folder with
-    further tasks. Raises MissingCases if lm-eval cannot be started or fails.
+    `program` is the command that starts lm-eval. `limit` is the maximum number of cases (None: all). `include` is a
+    folder with further tasks, or None. Raises MissingCases if lm-eval cannot be started or fails.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,7 +92,10 @@ def _config(
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    """Return the samples of all tasks in a group of tasks, with unique ids."""
+    """Return the samples of a task. If the task is a group, return those of all its tasks.
+
+    Each sample gets a unique id.
+    """
     paths = sorted(folder.rglob("samples_*.jsonl"))
     return [
         {**row, "doc_id": f"{path.stem.removeprefix('samples_').rpartition('_')[0]}/{row['doc_id']}"}

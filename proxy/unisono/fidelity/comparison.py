@@ -1,4 +1,4 @@
-"""Comparison of two backends by their scores of the tokens of the same answers. Pure."""
+"""Comparison of two backends that score the tokens of the same answers. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ HEADER_FOLLOWS = frozenset({START, CHANNEL, CONSTRAIN, END, RETURN, CALL})
 
 
 def places_of(encoding: Encoding, tokens: Sequence[int], before: Sequence[int] = ()) -> list[Place]:
-    """Return the place of each token of an answer. `before` are the last tokens of its prompt."""
+    """Return the place of each token of an answer: marker, header, or a channel's body.
+
+    `before` contains the last tokens of the prompt, back to the last `<|start|>`.
+    """
     begin = max((at for at, token in enumerate(before) if token == START), default=0)
     known = [*before[begin:], *tokens]
     places: list[Place] = []
@@ -73,7 +76,7 @@ Scores = Sequence[TokenScore | None]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSample:
-    """Answer to score: `tokens` follow `prompt`, and `places` has the place of each token."""
+    """Answer to score. `tokens` follow `prompt`; `places` contains the place of each token."""
 
     name: str
     prompt: Sequence[int]
@@ -92,12 +95,12 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics over the tokens of one place, or over all tokens.
+    """Statistics over the tokens of one place in a message, or over all tokens.
 
     `agreement` is the share of positions at which both backends consider the same token most likely. `best` is the
-    share at which the reference considers the answer's token most likely, and `best_other` the same for the other
-    backend. `divergence` is the mean divergence in nats, and `shift` the mean change in the log probability of the
-    answer's token. A value is None if no token has the necessary scores.
+    share of the answer's tokens that the reference considers most likely, and `best_other` the same for the other
+    backend. `divergence` is the mean divergence in nats. `shift` is the mean of the other backend's log probability of
+    a token minus the reference's, in nats. A value is None if no token has the necessary scores.
     """
 
     tokens: int
@@ -112,9 +115,9 @@ class Statistics:
 class Divergence:
     """First token of an answer at which the backends differ.
 
-    `expected` is the choice of the reference, and `found` that of the other backend. `preference` is the difference
-    between the log probabilities that the reference gives to both choices. `nats` is the divergence of the
-    distributions. Both are in nats.
+    `position` is its 0-based index. `expected` is the token that the reference considers most likely, and `found` that
+    of the other backend. `preference` is the difference between the log probabilities that the reference gives to these
+    two tokens. `nats` is the divergence of the distributions. `preference` and `nats` are in nats.
     """
 
     sample: AnswerSample
@@ -127,7 +130,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Result of a comparison; `unscored` counts the tokens that lack a score of a backend."""
+    """Result of a comparison. `unscored` is the number of tokens that a backend did not score."""
 
     answers: int
     unscored: int
@@ -138,10 +141,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits up to which rounding explains differences.
+    """Limits for differences: rounding explains any difference within these limits.
 
-    `agreement` is the minimum share of tokens with the same choice, and `divergence` the maximum mean divergence in
-    nats.
+    `agreement` is the minimum share of tokens for which both backends make the same choice. `divergence` is the maximum
+    mean divergence in nats.
     """
 
     agreement: float = 0.999
@@ -174,7 +177,7 @@ def compare(scored: Sequence[ScoredSample], limits: Thresholds = USUAL_THRESHOLD
 
 
 def agrees(reference: TokenScore, other: TokenScore) -> bool:
-    """Return whether two backends consider the same token most likely.
+    """Return True if both backends consider the same token most likely.
 
     They also agree if the reference considers the choice of `other` nearly as likely as its own.
     """

@@ -1,8 +1,8 @@
 """Detection of drift in the scores of live answers. Pure: the clock is an argument.
 
 A deployment exceeds a limit if the whole confidence interval of a measure is beyond the limit. The first time, the
-deployment gets a warning. From then on, only new answers count. If they exceed a limit too, the deployment is
-quarantined for some time. After the quarantine, it is in the same state as after a warning.
+deployment gets a warning. From then on, only new answers are taken into account. If they exceed a limit too, the
+deployment is quarantined for some time. After the quarantine, the deployment has a warning again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MAX_QUARANTINE_FACTOR: Final = 32
 class DriftLimits:
     """Limits of the measures.
 
-    `agreement` is the minimum share of tokens on which both agree, `divergence` the maximum mean divergence in nats,
-    and `implausible` the maximum share of implausible tokens. The first quarantine lasts `quarantine_s` seconds. If
-    this is 0, there are only warnings.
+    `agreement` is the minimum share of tokens for which the deployment and the reference make the same choice,
+    `divergence` the maximum mean divergence in nats, and `implausible` the maximum share of implausible tokens. The
+    first quarantine lasts `quarantine_s` seconds. If `quarantine_s` is 0, there are only warnings.
     """
 
     agreement: float = 0.995
@@ -58,9 +58,9 @@ class DriftLimits:
 class AnswerMeasure:
     """Measures of one answer.
 
-    For `disagreeing` of `compared` tokens, the two deployments consider different tokens most likely; `nats` is the sum
-    of the divergences of all `compared` tokens. For the reference, `implausible` of `judged` tokens were practically
-    impossible.
+    For `disagreeing` of `compared` tokens, the deployment and the reference consider different tokens most likely.
+    `nats` is the sum of the divergences of all `compared` tokens. According to the reference, `implausible` of `judged`
+    tokens were practically impossible.
     """
 
     compared: int = 0
@@ -71,7 +71,7 @@ class AnswerMeasure:
 
 
 def model_decides_alone(influences: TokenInfluences) -> bool:
-    """Return whether only the model decides on the tokens, without any constraint or penalty."""
+    """Return True if only the model decides on the tokens, without any constraint or penalty."""
     is_forced = influences.has_form or influences.has_tool_choice or influences.has_reasoning_budget
     if is_forced or influences.is_raw_prompt or influences.has_strict_tools:
         return False
@@ -79,7 +79,7 @@ def model_decides_alone(influences: TokenInfluences) -> bool:
 
 
 def _has_penalty(sampling: Sampling) -> bool:
-    """Return whether penalties or biases change the probabilities of the model."""
+    """Return True if penalties or biases change the probabilities of the model."""
     has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
     return bool(has_penalty or sampling.logit_bias)
 
@@ -87,8 +87,8 @@ def _has_penalty(sampling: Sampling) -> bool:
 def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> AnswerMeasure:
     """Return the measures of an answer from its scores.
 
-    `other` are the scores by the deployment itself; empty if it cannot score. `is_sampled_freely` means that only the
-    model decided on the tokens.
+    `other` contains the scores from the deployment itself; it is empty if the deployment cannot score.
+    `is_sampled_freely` means that only the model decided on the tokens.
     """
     pairs = [(one, two) for one, two in zip(reference, other, strict=False) if one is not None and two is not None]
     known = [one.logprob for one in reference if one is not None and one.logprob is not None]
@@ -103,7 +103,7 @@ def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> Ans
 
 @dataclass(slots=True)
 class RatioWindow:
-    """Ratio of two sums over the answers of a window, with its variance between answers."""
+    """Ratio of two sums over the last `WINDOW` answers, with its variance between answers."""
 
     _answers: deque[tuple[float, int]] = field(default_factory=deque)
     # Sums of total, count, total squared, total times count, count squared, and affected answers.
@@ -156,7 +156,7 @@ class RatioWindow:
 
 
 class DriftDetector:
-    """Detector of drift of one deployment, which starts with an earlier `status`."""
+    """Detector of drift of one deployment. `status` is the deployment's status so far."""
 
     def __init__(self, limits: DriftLimits, status: FidelityStatus) -> None:
         self.limits = limits
@@ -190,7 +190,7 @@ class DriftDetector:
     def release(self, now: float) -> bool:
         """End the quarantine if its time is over; return whether this call ended it.
 
-        The deployment is then used again, and its next answers decide as after a warning.
+        The deployment then has a warning, is used again, and is judged by its next answers.
         """
         if self.status.state is not FidelityState.QUARANTINED or now < self.status.until:
             return False
@@ -228,9 +228,9 @@ def _new_windows() -> dict[str, RatioWindow]:
 
 
 def next_state(state: FidelityState, *, is_exceeded: bool, answers: int) -> tuple[FidelityState, bool]:
-    """Return the state after an answer, and whether the answers so far no longer count.
+    """Return the state after an answer, and whether to discard all measures so far.
 
-    `answers` is the number of answers that have been counted in the state `state`.
+    `answers` is the number of answers that have been measured in the current state, `state`.
     """
     match state:
         case FidelityState.HEALTHY if is_exceeded:

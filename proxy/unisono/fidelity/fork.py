@@ -33,7 +33,7 @@ def fork_at(
 ) -> Fork:
     """Fork before the generated token at the 0-based `position`.
 
-    Positions are counted from the beginning of the step with the 0-based number `step`, or over all steps if `step` is
+    `position` is counted from the beginning of the step with the 0-based number `step`, or over all steps if `step` is
     None. Raises InvalidRequest if there is no such step or token.
     """
     if step is not None:
@@ -69,7 +69,7 @@ def with_effort(encoding: Encoding, prompt: Sequence[int], effort: Effort) -> li
 
 
 def with_tool_result(encoding: Encoding, prompt: Sequence[int], text: str) -> list[int]:
-    """Return the prompt with a different text of its last tool result.
+    """Return the prompt with a different text in its last tool result.
 
     Raises InvalidRequest if the prompt contains no tool result.
     """
@@ -93,9 +93,10 @@ def _body(prompt: Sequence[int], start: int) -> tuple[int, int]:
 
 
 def first_difference(recorded: Sequence[int], forked: Sequence[int]) -> int | None:
-    """Return the index of the first different token after the fork; None if there is none.
+    """Return the index of the first token that differs; None if there is none.
 
-    If the recorded answer has no stop token, it was truncated, so the forked answer may be longer.
+    The index is 0-based and counted from the fork. If the recorded answer has no stop token, it was truncated. A forked
+    answer that merely continues a truncated answer does not differ.
     """
     same = common_length(recorded, forked)
     is_whole = bool(recorded) and recorded[-1] in STOP_TOKENS

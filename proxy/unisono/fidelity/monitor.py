@@ -1,7 +1,8 @@
 """Scoring of live answers while backends are idle, within a budget of tokens.
 
-An answer is scored by the reference deployment, and by the deployment that generated it if this one can score. Both
-must be idle. A request that arrives in the meantime cancels the scoring, so that no client has to wait for it.
+An answer is scored by the reference deployment, and also by the deployment that generated it if that deployment can
+score. All these deployments must be idle. A request that arrives in the meantime cancels the scoring, so that no client
+has to wait for it.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class FidelityPlan:
     """Deployments of a model (`watched`) whose answers are compared with `reference`.
 
     The share `sample` (0 to 1) of the answers is scored, with at most `budget` tokens per hour. If there is a `shadow`,
-    it is the only deployment in `watched`. It answers the prompts that the reference gets, and these answers are
-    scored.
+    it is the only deployment in `watched`. The shadow repeats prompts that the reference has answered, and the shadow's
+    answers are scored.
     """
 
     model: str
@@ -135,7 +136,10 @@ class FidelityMonitor:
         ]
 
     def _status(self, live: WatchedDeployment) -> FidelityStatus:
-        """Return the status that a deployment had before a reload, or a new status."""
+        """Return the status that a deployment had before a reload, or a new status.
+
+        The old status remains valid only if the reference is the same.
+        """
         reference = self._plan.reference.name
         known = live.fidelity
         return known if known is not None and known.reference == reference else FidelityStatus(reference)
@@ -144,7 +148,7 @@ class FidelityMonitor:
         await cancel_and_wait(*self._tasks)
 
     def offer(self, sample: LiveSample) -> None:
-        """Queue an answer for scoring if it is drawn at random for the sample.
+        """Queue an answer for scoring if it is drawn at random.
 
         If the deployment has a warning, all its answers are queued, so that a decision is reached soon.
         """
@@ -196,7 +200,10 @@ class FidelityMonitor:
                 pause_s = MIN_PAUSE_S
 
     async def _repeat(self, sample: LiveSample) -> LiveSample:
-        """Let the shadow answer the prompt; return the sample with its tokens, or none if it fails."""
+        """Let the shadow answer the prompt, and return the sample with the generated tokens.
+
+        If the shadow cannot answer or the budget does not suffice, the sample is returned without tokens.
+        """
         live = self._live[sample.deployment]
         if live.known is None or live.known.output is not OutputForm.IDS or not self._pay(len(sample.prompt)):
             return sample
@@ -233,7 +240,7 @@ class FidelityMonitor:
         return "scored"
 
     def _pay(self, tokens: int) -> bool:
-        """Pay for tokens; return False and pay nothing if the budget does not suffice now."""
+        """Subtract tokens from the budget. If too few are left, return False and subtract nothing."""
         now, budget = self._clock(), self._plan.budget
         self._budget = min(self._budget + (now - self._paid_at) * budget / 3600, float(budget))
         self._paid_at = now
@@ -311,7 +318,10 @@ def _scores(live: WatchedDeployment) -> bool:
 async def _scores_unless_busy(
     job: ScoreJob, deployments: Sequence[WatchedDeployment]
 ) -> list[Sequence[TokenScore | None]] | None:
-    """Return the scores by each deployment; None if a request arrived at one in the meantime."""
+    """Return the scores from each deployment, in the order of `deployments`.
+
+    Returns None if a request arrives at any of these deployments in the meantime.
+    """
 
     async def score() -> list[Sequence[TokenScore | None]]:
         found = []

@@ -17,7 +17,7 @@ OPEN_MESSAGE_TOKENS = 64
 
 
 def to_sample(encoding: Encoding, name: str, prompt: Sequence[int], tokens: Sequence[int]) -> AnswerSample:
-    """Return an answer to score, with the places of its tokens."""
+    """Return an answer to score, with the place of each of its tokens."""
     return AnswerSample(name, prompt, tokens, places_of(encoding, tokens, prompt[-OPEN_MESSAGE_TOKENS:]))
 
 
@@ -63,7 +63,7 @@ async def score_on_both(
     at_once: int = 1,
     scored: Callable[[ScoredSample], None] = lambda one: None,
 ) -> list[ScoredSample]:
-    """Score answers on two backends, `at_once` answers at a time.
+    """Score answers on two backends, with at most `at_once` answers at the same time.
 
     `scored` is called after each answer. Raises an ExceptionGroup of BackendErrors if a backend fails.
     """

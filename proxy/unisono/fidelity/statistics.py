@@ -74,10 +74,11 @@ def _variance(groups: Sequence[Group], value: float, count: int) -> float:
 
 
 def divergence(first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]]) -> float:
-    """Return the Kullback-Leibler divergence from the most likely tokens, in nats.
+    """Return the Kullback-Leibler divergence in nats, computed from the most likely tokens.
 
-    All tokens that `first` does not list are treated as one more outcome. A token that `second` does not list gets the
-    probability of its last listed token, which is too high. So the result may be too small, but hardly too large.
+    `first` and `second` contain tokens with their log probabilities. All tokens that `first` does not list are treated
+    as one more outcome. A token that `second` does not list gets the lowest log probability in `second`, which is too
+    high. Therefore the result may be too small, but hardly too large.
     """
     if not first or not second:
         return 0.0

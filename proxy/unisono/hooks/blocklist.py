@@ -1,4 +1,4 @@
-"""Hook against forbidden expressions: refuses the request or annotates the answer.
+"""Hook for forbidden expressions: refuses a request, or annotates an answer.
 
 The expressions run in time linear in the text. An error contains the name of an expression, but never the expression.
 """

@@ -1,6 +1,7 @@
 """Hook that blocks or masks expressions and keywords in requests and answers.
 
-The expressions are run by RE2, in time linear in the text. An error contains the name of a rule, but not the rule.
+The expressions are run by RE2, in time linear in the text. An error contains the name of a rule, but not its
+expression.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Rule:
 class ContentFilter(TextGuardrail):
     """Guardrail that searches texts for expressions and keywords.
 
-    The options are `patterns`, `blocked_words`, `keyword_redaction_tag`, `pattern_redaction_format` and `where`, a list
-    of `input` and `output`. Patterns and words have the form of LiteLLM's guardrail.
+    The options are `patterns`, `blocked_words`, `keyword_redaction_tag`, `pattern_redaction_format` and `where`.
+    `where` is a list that contains `input`, `output` or both. Patterns and words have the same format as in LiteLLM's
+    guardrail.
     """
 
     def __init__(self, options: Mapping[str, object]) -> None:

@@ -56,11 +56,12 @@ def directions_of(value: object) -> frozenset[str]:
 async def checked(
     conversation: Conversation, check: Check, *, field: str | None = None, at_once: int = 1
 ) -> Changes | None:
-    """Check every text of a conversation, and return the changes, or None if nothing changes.
+    """Check every text of a conversation. Return the changes, or None if nothing changes.
 
-    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises the `Refused` of the
-    check. Also raises `Refused` if the check would change the prefill, which is the text with which the client starts
-    the answer. `field` is the request field that contains the conversation, for the error.
+    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises the exception of
+    `check` if it refuses a text. Also raises `Blocked` if the check would change the prefill, which is the text with
+    which the client starts the answer. `field` is the request field that contains the conversation; the exception names
+    this field.
     """
     prefill = conversation.prefill or ""
     texts = [partial(check, conversation.preamble.instructions), partial(check, prefill)]
@@ -84,7 +85,7 @@ async def checked(
 async def _in_order(checks: Sequence[Callable[[], Awaitable[Any]]], at_once: int) -> list[Any]:
     """Return the results of the checks in their order.
 
-    Raises the error of the first check in this order that fails.
+    If several checks fail, the error of the first one in this order is raised.
     """
     if at_once == 1:
         return [await check() for check in checks]
@@ -116,7 +117,7 @@ async def _checked_item(item: Item, check: Check) -> Item:
 
 
 def without_surrogates(text: str) -> str:
-    """Replace lone surrogates by `?`, because RE2 and services reject them.
+    """Replace lone surrogates with `?`, because RE2 and services reject them.
 
     The length stays the same.
     """

@@ -51,7 +51,7 @@ class OwnLoop:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Stop the thread without finishing its work. The loop restarts at the next use."""
+        """Stop the thread and abandon its unfinished work. The loop restarts at the next use."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -148,7 +148,7 @@ class Site:
         self.engines = Engines()
 
     def close(self) -> None:
-        """Close every engine and stop the thread. Both restart at the next use."""
+        """Close every engine and stop the thread. Engines and thread restart at the next use."""
         if not self.loop.submit:
             return
         closing = self.loop.run(self.engines.aclose())

@@ -63,7 +63,7 @@ ERRORS: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class LitellmCall:
-    """One request as received from LiteLLM. `timeout_s` limits the whole answer."""
+    """One request as received from LiteLLM. `timeout_s` limits the whole answer; None: no limit."""
 
     where: Where
     body: bytes
@@ -219,7 +219,10 @@ def _to_plain(value: Any) -> Any:
 
 
 def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
-    """Parse a call as a chat request. Raises the error with which an invalid request is refused."""
+    """Parse a call as a request of Chat Completions.
+
+    Raises the same exceptions as `/v1/chat/completions` does for an invalid request.
+    """
     request = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
     generation = to_generation_request(
@@ -245,9 +248,9 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
 
 
 def to_response(completion: Mapping[str, Any]) -> ModelResponse:
-    """Build the response.
+    """Build LiteLLM's response.
 
-    The object `unisono` is in the message, because LiteLLM has no other place for it.
+    The object `unisono` is moved into the message, because LiteLLM's response has no other place for it.
     """
     choices = completion["choices"]
     fields = {"provider_specific_fields": {"unisono": completion["unisono"]}}

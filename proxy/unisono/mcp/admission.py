@@ -17,7 +17,7 @@ async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
     """Return the checked target of a server that a request named, None for a configured server.
 
     Raises `ToolServerNotAllowed` if the guard forbids the address. The error text is always the same, so that a client
-    cannot explore the network with it.
+    cannot use it to explore the network.
     """
     if server.configured:
         return None

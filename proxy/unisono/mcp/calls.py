@@ -76,7 +76,7 @@ NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 class CallAttempt:
     """Result of a call over one connection.
 
-    `can_repeat` is True if the server provably did not execute the call, so that it can be repeated on a new
+    `can_repeat` is True if the server provably did not execute the call. The call can then be repeated on a new
     connection.
     """
 
@@ -131,9 +131,9 @@ async def _send_call(
 class Call:
     """Call of a tool.
 
-    `until` is the deadline as a time of the event loop. `within` is the same limit as the end of an error message, such
-    as "within 30 s". `answer` is the user's answer to the tool's previous question. With `can_ask`, the tool may ask
-    the user a question.
+    `until` is the deadline as a time of the event loop. `within` expresses this limit as the end of an error message,
+    such as "within 30 s". `answer` is the user's answer to the tool's previous question, or None. With `can_ask`, the
+    tool may ask the user a question.
     """
 
     tool: str
@@ -211,9 +211,9 @@ async def _attempt(session: McpSession, made: Call, limits: McpLimits, dialogue:
 
 
 async def _pages(client: ClientSession, most: int) -> AsyncIterator[types.ListToolsResult]:
-    """Yield the pages of the list.
+    """Yield the pages of the server's list of tools.
 
-    Raises `ToolServerProtocolError` if a cursor repeats or the list exceeds the page limit.
+    Raises `ToolServerProtocolError` if a cursor repeats or there are more than `most` pages.
     """
     cursor: str | None = None
     seen: set[str] = set()
@@ -250,7 +250,11 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
 
 
 def _refused(exchange: Exchange, error: MCPError, limits: McpLimits) -> CallAttempt:
-    """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
+    """Convert an error into the outcome of a call.
+
+    The outcome states whether the server refused the call, the tool failed, the call was never sent, or it is unknown
+    whether the tool ran.
+    """
     status, problem = exchange.status, exchange.problem
     # The SDK reports an event that exceeds its size limit without a specific error code.
     if exchange.is_too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):

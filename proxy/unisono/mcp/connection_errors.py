@@ -57,7 +57,7 @@ def credentials_error(name: str, exchange: Exchange) -> ToolServerUnauthorized |
 
 
 def kinds_of(error: BaseException) -> str:
-    """Describe an error by the class names alone: error texts may contain content and addresses."""
+    """Describe an error by its class names only: its text may contain content and addresses."""
     return ", ".join(sorted({type(leaf).__name__ for leaf in _flatten(error)}))
 
 

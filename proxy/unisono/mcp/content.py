@@ -94,9 +94,10 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
 
 
 def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
-    """Return the structured content of a result, and its JSON text; without any, None and "".
+    """Return the structured content of a result, and this content as JSON text.
 
-    If the text has more than `most` bytes, the first value is None. The text is always complete.
+    If the text has more than `most` bytes, the content is returned as None. The text is always complete. A result
+    without structured content yields None and "".
     """
     if result.structured_content is None:
         return None, ""

@@ -1,9 +1,9 @@
-"""Questions of a tool to the user during a call, which the protocol calls elicitations.
+"""Questions that a tool asks the user during a call; the protocol calls them elicitations.
 
-Newer servers answer a call with their questions. The gateway then repeats the call together with the answers. Older
-servers send a question while the call is running. The gateway cancels this question and later repeats the whole call,
-because no call can stay open until the user has answered. When the repeated call sends the same question, it gets the
-answer. A server may also refuse a call until the user has visited a page.
+Newer servers answer a call with their questions. The gateway then repeats the call together with the user's answers.
+Older servers send a question while the call is running. The gateway cancels this question and later repeats the whole
+call, because no call can stay open until the user has answered. When the repeated call sends the same question, it gets
+the answer. A server may also refuse a call until the user has visited a page.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PAGE: Final = "page "
 
 
 class Dialogue:
-    """Questions and answers of one call. Without `can_ask` every question is declined.
+    """Questions and answers of one call. If `can_ask` is False, every question is declined.
 
     `answer` is the user's answer to the previous question, with the state of the call. `question` is the question that
-    the user has to answer before the call can be repeated, None if there is none. `declined` are the messages of
-    declined questions.
+    the user has to answer before the call can be repeated, or None. `declined` contains the texts of the declined
+    questions.
     """
 
     def __init__(self, answer: UserAnswer | None, *, can_ask: bool) -> None:
@@ -153,7 +153,10 @@ def _is_askable(params: types.ElicitRequestParams) -> bool:
 
 
 def _written(params: types.ElicitRequestParams) -> tuple[str, dict[str, Json], str]:
-    """Return the message, the schema of the answer, and the address of the page."""
+    """Return a question as its message, the schema of the answer, and the address of a page.
+
+    A form has an empty address; a page has an empty schema.
+    """
     message = params.message[:MAX_MESSAGE_CHARACTERS]
     if isinstance(params, ElicitRequestURLParams):
         return message, {}, params.url

@@ -20,9 +20,9 @@ class NoAnswer(Exception):
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One message.
+    """Progress of one message to a tool server, and of its answer.
 
-    `problem` describes the failure in the gateway's own words and contains no secrets.
+    `problem` describes the failure in the gateway's own words and contains no secrets. It is empty without a failure.
     """
 
     # True once the transport has begun to write the message: a part of it may have reached the server.

@@ -28,9 +28,9 @@ class FairQueue:
 
     @asynccontextmanager
     async def slot(self, owner: str, until: float) -> AsyncIterator[None]:
-        """Acquire a slot; calls of the same `owner` are served in order of arrival.
+        """Hold a slot in this context; calls of the same `owner` get slots in order of arrival.
 
-        Raises `NoSlot` if the owner's queue is full, and at `until` (loop time) at the latest.
+        Raises `NoSlot` if the owner's queue is full, or if no slot is free by `until` (time of the event loop).
         """
         self.users += 1
         try:

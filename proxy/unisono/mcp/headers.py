@@ -1,7 +1,7 @@
-"""Headers sent to a tool server: only permitted headers from the server's own entry.
+"""Headers sent to a tool server: only permitted headers from the server's own definition.
 
-Three groups are refused by name: the gateway's own headers, hop-by-hop headers, and headers that could mislead a
-cache, proxy or browser. The headers of a client's HTTP request never reach a tool server.
+Three groups are refused by name: the gateway's own headers, hop-by-hop headers, and headers that could mislead a cache,
+proxy or browser. The headers of a client's HTTP request never reach a tool server.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ RESERVED_PREFIXES: Final = ("mcp-", "proxy-", "sec-", "x-forwarded-", "access-co
 
 
 def check_headers(headers: Mapping[str, str], authorization: str | None) -> None:
-    """Raise `InvalidRequest` for a header that is not permitted or malformed.
+    """Raise `InvalidRequest` if a header is malformed or reserved, or if a limit is exceeded.
 
-    Its message never contains the value of a header.
+    The message never contains the value of a header.
     """
     if len(headers) > MAX_HEADERS:
         raise InvalidRequest(f"A tool server may have at most {MAX_HEADERS} headers, not {len(headers)}; remove some.")
@@ -72,7 +72,8 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
 def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:
     """Return the headers to send to a server.
 
-    An `authorization` without a space is sent as a bearer token. Otherwise it includes a scheme and is sent unchanged.
+    If `authorization` contains no space, it is a bare token and is sent with the scheme Bearer. Otherwise it already
+    includes a scheme and is sent unchanged.
     """
     check_headers(headers, authorization)
     sent = {name.lower(): value for name, value in headers.items()}

@@ -1,8 +1,8 @@
 """Implementation of `core.tools.ToolHost` by MCP: lists and calls tools on remote servers.
 
-A tool list is cached until its server reports a change or the list expires. A call waits for a slot at its server. Time
-and sizes of arguments and result are limited. A call always returns an outcome. It is repeated once if the server
-provably did not execute it, and never otherwise.
+A tool list is cached until its server reports a change or the list expires. A call waits for a slot at its server. The
+time of a call and the sizes of its arguments and its result are limited. A call always returns an outcome. It is
+repeated once if the server provably did not execute it, and never otherwise.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class _Listed:
 
 @dataclass(slots=True)
 class McpHost(ToolHost):
-    """Tool servers of the configuration, and those named by requests that `guard` allows.
+    """Tool servers of the configuration, and those named in requests if `guard` permits them.
 
-    `tls` verifies servers; the default is the system's certificate authorities. Connections are opened at first use.
+    `tls` is the TLS context that verifies servers; by default it trusts the system's certificate authorities.
+    Connections are opened at first use.
     """
 
     guard: SsrfGuard = field(default_factory=SsrfGuard)
@@ -234,17 +235,17 @@ class McpHost(ToolHost):
         return self._sessions
 
     def _forget(self, key: str) -> None:
-        """Drop the cached tool list of the server with this key, so that it is listed again."""
+        """Drop the cached tool list of the server with this key. Its tools are then listed again."""
         self._lists.pop(key, None)
         if key in self._listing:
             self._changes[key] = self._changes.get(key, 0) + 1
 
 
 def _limit(server: ToolServer, setting: str, limit_s: float, deadline: float | None) -> tuple[float, str]:
-    """Return the end time of an exchange, and this limit as the end of an error message.
+    """Return the end time of an exchange, and text that ends an error message about this limit.
 
-    `setting` is the name of the option that sets `limit_s`. `deadline` is the caller's own limit (time of the event
-    loop).
+    `setting` is the name of the option that sets `limit_s`. `deadline` is the caller's own limit, or None. Both times
+    are those of the event loop.
     """
     now = asyncio.get_running_loop().time()
     # The factor excludes a caller that has just computed its deadline from `limit_s` itself.

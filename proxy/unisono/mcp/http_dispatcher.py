@@ -262,7 +262,7 @@ class HttpDispatcher(Dispatcher[TransportContext]):
     async def _body(self, response: HttpResponse, exchange: Exchange) -> bytes:
         """Return the body, trimmed to a size that parses quickly.
 
-        Raises `ResponseRefused` if it is too large.
+        Raises `ResponseRefused` if the body is too large.
         """
         parts = [chunk async for chunk in _Chunks(response, exchange, self._limits.answer_bytes)]
         try:

@@ -76,8 +76,8 @@ class Path:
 class HttpTransport(httpx2.AsyncBaseTransport):
     """Connections to one server.
 
-    A checked target is reached only at its checked addresses, with its own name for TLS and the Host header. The size
-    of each answer is limited.
+    For a checked target, connections are opened only to its checked addresses; TLS and the Host header still use the
+    target's name. The size of each answer is limited.
     """
 
     def __init__(self, path: Path, limits: McpLimits) -> None:
@@ -148,8 +148,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     def _is_message(self, request: httpx2.Request) -> bool:
         """Return True for an MCP message or event stream.
 
-        False for requests of OAuth tokens or metadata, and for a request that resumes the answer to a message: its
-        failure does not mean that the message failed.
+        Return False for requests of OAuth tokens or metadata. Also return False for a request that resumes an
+        interrupted answer: if that request fails, the original message has not failed.
         """
         if _origin(request.url) != _origin(self._endpoint) or "last-event-id" in request.headers:
             return False
@@ -159,8 +159,8 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     def _max_body_bytes(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
         """Return the maximum size of the body in bytes, or None for no limit.
 
-        The SDK limits each event of an event stream. A stream that answers a message is limited as a whole too. A
-        stream of notifications (GET) is not, because it may last forever.
+        The SDK limits each event of an event stream. A stream that answers a message is also limited as a whole. A
+        stream of notifications (GET) has no such limit, because it may last forever.
         """
         if not _is_event_stream(response):
             return self._limits.answer_bytes
@@ -237,7 +237,7 @@ class Outgoing(httpx2.AsyncClient):
     def build_request(self, method: str, url: httpx2.URL | str, *, json: Any = None, **how: Any) -> httpx2.Request:
         """Build a request.
 
-        The arguments of a tool call are replaced by the text in its exchange record.
+        In a tool call, the arguments are replaced with the exact text from the exchange record.
         """
         exchange = EXCHANGE.get()
         if exchange is None or not exchange.arguments or not isinstance(json, dict):
@@ -313,9 +313,9 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
 
 
 def _with_address(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
-    """Copy the request for `address`.
+    """Copy the request, so that it is sent to the IP address `address`.
 
-    Host header and certificate check still use the original name.
+    The Host header and the certificate check still use the original host name.
     """
     return httpx2.Request(
         request.method,

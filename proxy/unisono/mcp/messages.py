@@ -32,7 +32,7 @@ class OutgoingMessage(SessionMessage):
 def encoded(message: Mapping[str, Any], arguments: str) -> bytes:
     """Serialize a JSON-RPC message.
 
-    `arguments`: JSON text for a tool call, or an empty string to leave the message unchanged.
+    `arguments` is JSON text that replaces the arguments of a tool call. If it is empty, the message stays unchanged.
     """
     if arguments and message.get("method") == CALL_METHOD:
         params = {**message["params"], "arguments": orjson.Fragment(arguments)}

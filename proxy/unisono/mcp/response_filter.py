@@ -149,7 +149,10 @@ def _result(result: Child, limits: McpLimits) -> Child:
 
 
 def _parts(content: Child, limits: McpLimits) -> list[Child]:
-    """Return the parts of a result within the limits, and a remark if parts are left out."""
+    """Return the parts of a result that are within the limits.
+
+    If parts are left out, the last element is a remark that says so.
+    """
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
     retained = [part for part in found if part.tokens <= MAX_PART_TOKENS]
     if len(retained) < count:
@@ -166,7 +169,7 @@ def _object(members: Sequence[Child]) -> bytes:
 
 
 def shorten(result: dict[str, Any], entries: int) -> None:
-    """Limit a result to about `entries` parts or tools.
+    """Limit a result to about `entries` content parts, or a tool list to about `entries` tools.
 
     The SDK reads each entry several times, which blocks the event loop.
     """

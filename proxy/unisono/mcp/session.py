@@ -169,7 +169,7 @@ class McpSession:
 
     @contextmanager
     def asking(self, dialogue: Dialogue) -> Iterator[None]:
-        """Let `dialogue` answer the questions that the server asks during the block."""
+        """Let `dialogue` answer the questions that the server asks while this context is open."""
         self._dialogues.append(dialogue)
         try:
             yield
@@ -254,10 +254,10 @@ class McpSession:
 
     @asynccontextmanager
     async def _session_for_requests(self, client: Client) -> AsyncIterator[ClientSession]:
-        """Provide the session that sends lists and calls.
+        """Provide the session that sends requests to list tools and to call them.
 
-        This is the client's own session, or a session with `HttpDispatcher` instead of the SDK's transport. Only the
-        client's own session follows redirects, gets access tokens, and supports older versions of the protocol.
+        This is either the client's own session, or a session with `HttpDispatcher` instead of the SDK's transport. Only
+        the client's own session follows redirects, gets access tokens, and supports older versions of the protocol.
         """
         server, negotiated = self._server, client.session.discover_result
         if (

@@ -134,9 +134,9 @@ class SessionPool:
         )
 
     def _part(self, key: str) -> None:
-        """Retire the connection of `key`.
+        """Retire the connection with the key `key`.
 
-        It accepts no new requests. Requests in progress may finish.
+        A retired connection accepts no new requests. Requests in progress may finish.
         """
         pooled = self._sessions.pop(key, None)
         if pooled is not None:

@@ -201,9 +201,9 @@ def _signal(child: asyncio.subprocess.Process, signum: signal.Signals) -> None:
 
 
 def _close_pipes(child: asyncio.subprocess.Process) -> None:
-    """Close the pipes through the private transport.
+    """Close the pipes of the process through asyncio's private transport object.
 
-    asyncio never sees the end of a pipe that another process still holds, and has no public way to release it.
+    If another process still holds a pipe, asyncio never sees the pipe's end, and has no public way to release the pipe.
     """
     transport = getattr(child, "_transport", None)
     if transport is not None:

@@ -107,8 +107,9 @@ class _Inbox(_Stream):
 class _Outbox(_Stream):
     """Messages to the server.
 
-    A request carries the record that its caller watches. Any other message has its own record and is abandoned after
-    a short timeout, because the SDK sends nothing else until the server has accepted it.
+    A request carries the exchange record that its caller observes. Any other message gets its own record. Such a
+    message is abandoned after a short timeout, because the SDK sends nothing else until the server has accepted the
+    message.
     """
 
     def __init__(self, inner: WriteStream) -> None:

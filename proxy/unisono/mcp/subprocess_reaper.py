@@ -1,9 +1,9 @@
 """Reaper that kills tool server processes if the gateway itself is killed.
 
-At an orderly shutdown the gateway ends these processes itself. A killed gateway cannot do so, and a busy server does
+At an orderly shutdown, the gateway ends these processes itself. A killed gateway cannot do so, and a busy server does
 not notice that its input is closed. Therefore a small watcher process receives the list of process groups. When the
-gateway ends, the input of the watcher closes, and the watcher kills the remaining groups. It runs only while there are
-groups.
+gateway ends, the input of the watcher closes, and the watcher kills the remaining groups. The watcher runs only while
+there are groups to watch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON schemas and grammars for answers: check of support, and validation of answers.
+"""Checks of JSON schemas and grammars from requests, and validation of answers against them.
 
 All functions are pure. Their time and memory are limited for any schema and answer. Nothing is ever fetched.
 
@@ -13,8 +13,8 @@ measured on one core, with linear-time regular expressions. "Here" means this pa
   an enum of 1,000 values take 12 s and 3.5 GB (here: 0.02 s).
 - Integers of more than 4,300 digits become null, so `multipleOf` accepts them and `minimum` rejects them.
 
-The advantage of the library is smaller: an answer of 355 kB takes 4 ms instead of 100 ms, and an answer of 25 bytes 1
-µs instead of 8 µs. The library adds 14 ms to the import and 15 MB to the installation.
+The library is faster for ordinary answers. It takes 4 ms instead of 100 ms for an answer of 355 kB, and 1 µs instead of
+8 µs for an answer of 25 bytes. It adds 14 ms to the import and 15 MB to the installation.
 """
 
 from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, BadGrammar, check_grammar

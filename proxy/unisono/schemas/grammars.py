@@ -1,7 +1,7 @@
-"""Check of texts against grammars from clients: regular expressions and Lark grammars.
+"""Checks of texts against grammars from clients: regular expressions and Lark grammars.
 
 No grammar can keep the process busy. Regular expressions run in linear time. Lark grammars run in llguidance, which
-limits their work; OpenAI uses the same library for such grammars. Lark's own library is not used: it runs the regular
+limits their work; OpenAI uses the same library for such grammars. Lark's own library is not used. It runs the regular
 expressions of a grammar on Python's engine, which can take exponential time and cannot be interrupted.
 """
 
@@ -44,7 +44,10 @@ def check_grammar(grammar: TextGrammar) -> None:
 
 
 def text_violation(grammar: TextGrammar, text: str) -> str | None:
-    """Describe how `text` violates `grammar`; None if it does not, or is too long to check."""
+    """Describe how `text` violates `grammar`.
+
+    Returns None if the text is valid, or too long to be checked.
+    """
     if grammar.syntax == "regex":
         expression = _whole(grammar.definition)
         return None if expression.steps(text) > MAX_STEPS or expression.found(text) else MISMATCH

@@ -14,7 +14,7 @@ TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 
 class Subschemas(Enum):
-    """Location of the schemas in a keyword's value."""
+    """Form of a keyword's value: no schema, one schema, a list of schemas, or schemas by name."""
 
     NONE = auto()
     ONE = auto()
@@ -149,7 +149,10 @@ SHAPES: Mapping[Subschemas, tuple[Callable[[object], bool], str]] = {
 
 
 def schemas_in(keyword: Keyword, value: object) -> Mapping[str, object]:
-    """Return the schemas in a keyword's value by their path; the empty path is the value itself."""
+    """Return the schemas in a keyword's value, by their path within this value.
+
+    The path is empty if the value itself is the schema.
+    """
     match keyword.subschemas:
         case Subschemas.ONE:
             return {"": value}

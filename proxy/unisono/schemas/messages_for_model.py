@@ -51,7 +51,7 @@ def violation(schema: Mapping[str, object] | TextGrammar, text: str) -> str | No
 
 
 def _first(mismatches: Iterable[Mismatch]) -> Iterable[Mismatch]:
-    """Return the first different mismatches, at most `MAX_REPORTED`."""
+    """Return the first mismatches without duplicates, at most `MAX_REPORTED`."""
     found: list[Mismatch] = []
     for mismatch in mismatches:
         if mismatch not in found:

@@ -78,7 +78,10 @@ class Size:
 
 
 def size_of(pattern: str) -> Size:
-    """Estimate the size, too high rather than too low. Raises BadPattern for ambiguous syntax."""
+    """Estimate the size of an expression; the estimate may be too high, but not too low.
+
+    Raises BadPattern for ambiguous syntax.
+    """
     sums, last, at, ignores_case = [Size()], Size(), 0, False
     while at < len(pattern):
         if flags := _FLAGS.match(pattern, at):
@@ -121,7 +124,10 @@ def _check_flags(flags: str) -> bool:
 
 
 def _class_work(pattern: str, at: int) -> tuple[int, int]:
-    """Return the work and the end of the character class whose content begins at `at`."""
+    """Return the estimated work of a character class, and the index after its end.
+
+    `at` is the index after the opening bracket.
+    """
     work, depth = 3, 1
     while depth and at < len(pattern):
         token = _IN_CLASS.match(pattern, at)
@@ -148,7 +154,7 @@ class Expression:
         self._compiled = compiled(pattern)
 
     def steps(self, text: str) -> int:
-        """Return an upper estimate of the match time, in validation steps."""
+        """Return an upper bound of the time for matching `text`, in validation steps."""
         return 1 + len(text) * self.size.positions // _MATCHING_PER_STEP
 
     def found(self, text: str) -> bool:

@@ -1,6 +1,6 @@
 """Check that a schema is supported, before any token is generated.
 
-Each schema is visited once. An error names the path in the request and, where there is one, a replacement.
+Each schema is visited once. An error names the path in the request and, if possible, what to use instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _refused(param: str, fault: str) -> InvalidRequest:
 class _Survey:
     """State of the check of one document.
 
-    `schemas` contains all schemas in the document by location.
+    `schemas` maps the location of each schema in the document to that schema.
     """
 
     path: str
@@ -98,7 +98,7 @@ class _Survey:
         if name in REFUSED:
             raise _refused(param, f"is not supported: {REFUSED[name]}")
         if name in ("$id", "$schema") and location:
-            raise _refused(param, "is not supported below the root of a schema")
+            raise _refused(param, "is supported only at the root of a schema")
         found = KEYWORDS.get(name)
         if found is None:
             return None
@@ -212,7 +212,10 @@ class _Survey:
     def _check_cycles(
         self, start: Location, edges: Mapping[Location, tuple[Location, ...]], settled: set[Location]
     ) -> None:
-        """Search depth first without recursion: a chain may be as long as the number of schemas."""
+        """Raise InvalidRequest if a cycle of references can be reached from `start`.
+
+        The depth-first search is not recursive, because a chain may be as long as the number of schemas.
+        """
         if start in settled:
             return
         above = {start}

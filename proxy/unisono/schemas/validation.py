@@ -59,7 +59,7 @@ def hashable(value: object, count_step: Callable[[], None]) -> object:
 def quoted(value: object) -> str:
     """Return a value as short text for a message.
 
-    This is the JSON of a short value, the beginning of a long string, or only the kind of any other value.
+    Objects and arrays are only named by type. A long string is truncated. Any other value is quoted as JSON.
     """
     if isinstance(value, str) and len(value) > MAX_QUOTED:
         return orjson.dumps(value[:MAX_QUOTED] + "...").decode()

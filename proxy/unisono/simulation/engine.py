@@ -26,7 +26,8 @@ NEARLY = 1e-6
 class SimulatedRun:
     """Generation of one request on a backend.
 
-    `output` is the number of tokens still to generate. `done` is the number generated on earlier backends.
+    `output` is the number of tokens still to be generated. `done` is the number of tokens that were generated on
+    earlier backends.
     """
 
     request: int
@@ -123,7 +124,7 @@ class SimulatedEngine:
         self.version += 1
 
     def due(self) -> int | None:
-        """Return the time of the next event if nothing arrives, or None if the backend is idle."""
+        """Return the time of the next event if no request arrives, or None if the backend is idle."""
         reads, writes = self._rates()
         waits = []
         if self._prefilling:
@@ -134,7 +135,10 @@ class SimulatedEngine:
         return self._moment + max(1, math.ceil(min(waits) * US)) if waits else None
 
     def advance(self, now: int) -> tuple[list[SimulatedRun], list[SimulatedRun]]:
-        """Advance to `now`. Return the generations with their first token and those that finished."""
+        """Advance to the time `now`. Return two lists of generations.
+
+        The first list contains the generations whose first token was generated, the second those that have finished.
+        """
         self._progress(now)
         first: list[SimulatedRun] = []
         done: list[SimulatedRun] = []
@@ -160,7 +164,7 @@ class SimulatedEngine:
         return first, done
 
     def fail(self, now: int) -> list[SimulatedRun]:
-        """Return all lost generations, including their progress. The cache is cleared."""
+        """Return all generations that the failure interrupts, with their progress. Clears the cache."""
         self._progress(now)
         lost = [*self._waiting, *self._prefilling]
         for _, _, run in self._decoding:
@@ -206,7 +210,10 @@ class SimulatedEngine:
         self._unread_tokens = float(run.prompt - run.cached)
 
     def _rates(self) -> tuple[float, float]:
-        """Return tokens per second of the prompt being read and of each answer being generated."""
+        """Return the current speeds of prefill and decoding, in tokens per second.
+
+        The first speed is that of the one prompt being read, the second that of each answer being generated.
+        """
         reads = self._plan.prefill_tps
         if not self._decoding:
             return reads, 0.0
@@ -217,7 +224,7 @@ class SimulatedEngine:
         return CHUNK / step, 1.0 / step
 
     def _progress(self, now: int) -> None:
-        """Advance all progress to `now`."""
+        """Advance the current prefill and all answers to the time `now`."""
         passed = now - self._moment
         if passed > 0:
             reads, writes = self._rates()

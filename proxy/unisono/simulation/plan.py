@@ -40,9 +40,9 @@ class BackendPlan:
     """Configuration of one backend, or of `count` identical ones.
 
     Speeds are in tokens per second: `prefill_tps` for reading a prompt, `decode_tps` for a single answer, and
-    `decode_total_tps` for `max_batch` answers together. The default of `decode_total_tps` assumes hardware limited by
-    memory bandwidth. `cache_tokens` is the memory for active requests and, with `prefix_cache`, for the prefixes of
-    earlier ones. A single request always fits.
+    `decode_total_tps` for `max_batch` answers together. The default of `decode_total_tps` assumes that memory bandwidth
+    limits the hardware. `cache_tokens` is the memory for active requests and, with `prefix_cache`, for the prefixes of
+    earlier requests. A single request always fits.
     """
 
     name: str
@@ -72,7 +72,10 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Traffic burst: `times` as many new conversations for `for_s` of every `every_s` seconds."""
+    """Traffic burst that recurs every `every_s` seconds and lasts `for_s` seconds.
+
+    During the burst, `times` as many new conversations start as otherwise.
+    """
 
     every_s: float = _number(60.0, 0.001)
     for_s: float = _number(5.0, 0.001)

@@ -21,8 +21,9 @@ class SimulatedEnd(StrEnum):
 class SimulatedRequest:
     """Outcome of one request.
 
-    Times are in microseconds from the start, or -1 if the event did not occur. `prompt` and `cached` are total tokens
-    of all prompts that were read for the request. After a failure of the backend, the prompt is read again.
+    Times are in microseconds from the start of the simulation, or -1 if the event did not occur. `prompt` and `cached`
+    are total tokens of all prompts that were read for the request. If its backend fails, the prompt is read and counted
+    again.
     """
 
     key: int
@@ -43,7 +44,11 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Load of one backend. `busy` is a fraction of the time, `share` a fraction of all requests."""
+    """Load of one backend.
+
+    `share` is the fraction of all finished requests that this backend finished. `busy` is the fraction of the time in
+    which it worked.
+    """
 
     name: str
     requests: int
@@ -86,7 +91,7 @@ class StrategyResult:
 
     @property
     def moved(self) -> int:
-        """Number of times that answers continued on another backend."""
+        """Number of times that an answer was continued on a different backend."""
         return sum(each.moved for each in self.requests)
 
     @property
@@ -96,7 +101,10 @@ class StrategyResult:
 
     @property
     def wait(self) -> Times:
-        """Time from the arrival of a request until its backend started it, in both queues."""
+        """Time from a request's arrival until its backend started it.
+
+        The time includes both queues: that of the gateway and that of the backend.
+        """
         return times(each.entered_us - each.arrived_us for each in self._done)
 
     @property
@@ -109,7 +117,7 @@ class StrategyResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens per second, over all requests."""
+        """Generated tokens of all finished requests, per second of the simulation."""
         return sum(each.output for each in self._done) * US / self.lasted_us if self.lasted_us else 0.0
 
     @property

@@ -50,18 +50,18 @@ class PlacementStrategy(Protocol):
         ...
 
     def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
-        """Release the slot of a request that used `used` tokens."""
+        """Release the slot of a request, which used `used` tokens."""
         ...
 
     def next_free_us(self, now_us: int) -> int | None:
-        """Return when a slot may become free although no request ends, or None for never.
+        """Return when a slot may become free without the end of a request, or None for never.
 
         The slot must be large enough for the last request that could not be placed.
         """
         ...
 
     def died(self, backend: int, now_us: int) -> None:
-        """Record a failure: all slots of the backend are released."""
+        """Record that a backend has failed. All its slots are released."""
         ...
 
     def restarted(self, backend: int) -> None: ...
@@ -114,9 +114,9 @@ class _Queue:
         self._left(key)
 
     def shorten(self, newcomer: int) -> int:
-        """Remove the newest request of the key with the longest queue and return its number.
+        """Remove the newest request of the key with the longest queue, and return its number.
 
-        If several keys have queues of the same length, the key `newcomer` is preferred.
+        If several keys have equally long queues, the key `newcomer` is preferred.
         """
         key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
         removed = self._keys[key].pop()
@@ -266,7 +266,7 @@ class _Simulation:
             self._fill_in_time(now)
 
     def _fill_in_time(self, now: int) -> None:
-        """Schedule a check of the queue for the time when a rate limit permits further requests."""
+        """Schedule a check of the queue for the time at which a rate limit permits another request."""
         frees = self._strategy.next_free_us(now)
         if frees is not None and (self._next_fill_us <= now or frees < self._next_fill_us):
             self._next_fill_us = frees

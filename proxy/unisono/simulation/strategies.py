@@ -1,7 +1,7 @@
 """Strategies of `router_settings.routing_strategy`, run by the gateway's own selector.
 
-The prefix index is local to the simulation. Reports of backends about requests of other clients are not modelled,
-because there are no other clients.
+The prefix index is local to the simulation. In reality, backends also report requests of other clients. The simulation
+has no other clients, so it does not model such reports.
 """
 
 from __future__ import annotations
@@ -81,5 +81,5 @@ class Serving:
 
 
 def serving(plan: SimulationPlan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
-    """Return the factory for the strategies of a plan, by name."""
+    """Return a function that creates a strategy from its name and the backends."""
     return lambda name, backends: Serving(Strategy(name), backends, sticky=plan.traffic.sticky)

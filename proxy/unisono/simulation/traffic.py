@@ -21,10 +21,10 @@ US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One request, which arrives `pause_us` after the previous answer.
+    """One request, which arrives `pause_us` microseconds after the previous answer.
 
     `prompt` and `output` are lengths in tokens. `blocks` are the numbers of all complete blocks of the prompt and the
-    answer. A later step whose prompt begins with these blocks has the same numbers.
+    answer. A later step whose prompt begins with these blocks has the same block numbers.
     """
 
     pause_us: int
@@ -63,14 +63,14 @@ class Draw:
         return max(1, round(mean * math.exp(spread * normal - spread * spread / 2)))
 
     def count(self, mean: float) -> int:
-        """Return a geometric number, 0 or more."""
+        """Return a random number with a geometric distribution, 0 or more, with the given mean."""
         if mean == 0:
             return 0
         return int(math.log(1.0 - self._random.random()) / math.log(mean / (1.0 + mean)))
 
 
 def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
-    """Return as many conversations as `plan.requests` steps need. The last one may be truncated."""
+    """Return enough conversations for `plan.requests` steps. The last one may be truncated."""
     made: list[SimulatedConversation] = []
     remaining = plan.requests
     beginnings = _start_times(plan.traffic, Draw(plan.seed))

@@ -32,8 +32,9 @@ def open_store(
     """Create the store for an address. `Store.start` opens it; this function does no I/O.
 
     Accepts `memory://`, `sqlite:///path` (a leading `~` is the user's home directory), or any address of `RedisStore`.
-    With `or_memory`, a SQLite store uses memory and warns if its file cannot be created or written. `deadline_s` and
-    `replicas` apply to `RedisStore` only. Raises `ConfigError` for an unsupported or malformed address.
+    If `or_memory` is True and the SQLite file cannot be created or written, the store logs a warning and uses memory
+    instead. `deadline_s` and `replicas` apply to `RedisStore` only. Raises `ConfigError` for an unsupported or
+    malformed address.
     """
     scheme, found, _ = url.partition("://")
     if not found:

@@ -1,7 +1,7 @@
 """Conversion of records to bytes and back: versioned JSON, the same in every store.
 
-A round trip returns an equal record. A damaged record, or one of a newer version, raises `StoreUnreadable`; state is
-never guessed. Equal records have equal bytes, which identifies repeated writes.
+A round trip returns an equal record. Decoding raises `StoreUnreadable` if a record is damaged or was written by a newer
+version; state is never guessed. Equal records have equal bytes, so repeated writes can be recognised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """Size limits in encoded bytes; `response` covers input and output."""
+    """Size limits in encoded bytes. `response` limits the input and the output together."""
 
     item: int = 1 * MIB
     response: int = 8 * MIB
@@ -94,7 +94,7 @@ def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
 
 
 def decode_item(data: bytes) -> StoredItem:
-    """Decode an item. Raises `StoreUnreadable` if it is damaged or of a newer version."""
+    """Decode an item. Raises `StoreUnreadable` if it is damaged or from a newer version."""
     return cast("StoredItem", _decoding(_to_item, data))
 
 
@@ -148,7 +148,7 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
 def decode_response(head: bytes, data: bytes, output: bytes) -> StoredResponse:
     """Decode the three records of a response.
 
-    Raises `StoreUnreadable` if one is damaged or of a newer version.
+    Raises `StoreUnreadable` if any of the records is damaged or from a newer version.
     """
     return cast("StoredResponse", _decoding(_to_response, data, output, head))
 
@@ -185,7 +185,7 @@ def encode_conversation(conversation: StoredConversation) -> bytes:
 
 
 def decode_conversation(data: bytes, revision: int) -> StoredConversation:
-    """Decode a conversation. Raises `StoreUnreadable` if it is damaged or of a newer version."""
+    """Decode a conversation. Raises `StoreUnreadable` if it is damaged or from a newer version."""
     return cast(
         "StoredConversation",
         _decoding(
@@ -238,7 +238,7 @@ def _names(names: frozenset[str] | None) -> Json:
 
 
 def decode_key(data: bytes) -> KeyRecord:
-    """Decode a key. Raises `StoreUnreadable` if it is damaged or of a newer version."""
+    """Decode a key. Raises `StoreUnreadable` if it is damaged or from a newer version."""
     return cast("KeyRecord", _decoding(_to_key, data))
 
 
@@ -272,7 +272,7 @@ def encode_entry(entry: DirectoryEntry) -> bytes:
 def decode_entry(data: bytes) -> DirectoryEntry:
     """Decode an entry of the directory.
 
-    Raises `StoreUnreadable` if it is damaged or of a newer version.
+    Raises `StoreUnreadable` if it is damaged or from a newer version.
     """
     return cast("DirectoryEntry", _decoding(_to_entry, data))
 
@@ -288,7 +288,7 @@ def encode_audit(audit: AuditRecord) -> bytes:
 
 
 def decode_audit(data: bytes) -> AuditRecord:
-    """Decode an audit record. Raises `StoreUnreadable` if it is damaged or of a newer version."""
+    """Decode an audit record. Raises `StoreUnreadable` if it is damaged or from a newer version."""
 
     def read(record: Record) -> AuditRecord:
         fields: dict[str, Any] = {key: record[key] for key in AuditRecord.__slots__}
@@ -320,7 +320,7 @@ _TUPLES: Final = ("recoveries", "notes")
 
 
 def encode_request(record: RequestRecord) -> bytes:
-    """Return the record as JSON, without fields that have their default."""
+    """Return the record as JSON. Fields that have their default value are left out."""
     changed = dict(compress(zip(_DEFAULTS, record, strict=True), map(ne, record, _DEFAULTS.values())))
     try:
         return orjson.dumps(changed)

@@ -1,4 +1,4 @@
-"""Waiting for new log events: writers wake readers in their own process, others poll."""
+"""Waiting for new log events: writers wake readers in their own process; other readers poll."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Waiting:
 async def until_some(
     read: Callable[[], Awaitable[EventPage | None]], woken: asyncio.Event, wait_s: float
 ) -> EventPage | None:
-    """Call `read` until there are events, the log has ended, or `wait_s` seconds have passed.
+    """Call `read` until it returns events, until the log has ended, or for `wait_s` seconds.
 
     Writers in this process set `woken`. Returns the last page, or None if `read` finds no log.
     """

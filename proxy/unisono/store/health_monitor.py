@@ -1,8 +1,8 @@
 """Startup and health monitoring of a store, in parallel with requests that need no state.
 
 If the store cannot be started, the monitor tries again until it succeeds. After that, regular checks detect failures.
-The log has one line each time the store becomes unavailable or available, and the warnings that the store returned when
-it was started.
+The monitor logs one line each time the store becomes unavailable or available. It also logs the warnings that the store
+returned when it was started.
 """
 
 from __future__ import annotations

@@ -41,10 +41,11 @@ WireName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class InspectRequest(OpenModel):
-    """A recording, its id, Harmony text, or token ids: exactly one of the first four fields.
+    """Input of an inspection: exactly one of `id`, `trace`, `text` and `tokens`.
 
-    In text and token ids, everything before the model's output is the prompt, unless `all_output` is true. `tools`
-    names the tools that the model may call, by default every tool that it calls.
+    `id` is the id of a recording, and `trace` a recording itself. In text and token ids, everything before the model's
+    output is the prompt, unless `all_output` is true. `tools` names the tools that the model may call, by default every
+    tool that it calls.
     """
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -86,7 +87,7 @@ def inspected(request: InspectRequest) -> dict[str, Any]:
 
 
 def _read(request: InspectRequest, encoding: Encoding) -> dict[str, Any]:
-    """Parse token ids, or text as if a backend without token ids had sent the text."""
+    """Parse token ids, or text as if it came from a backend that sends no token ids."""
     if request.tokens is not None:
         prompt, output = _cut_ids(request.tokens, encoding, request.all_output)
         named = encoding.decode([token for token in request.tokens if _is_token(token)])

@@ -62,7 +62,7 @@ _TOKENS_HEADER_BYTES: Final = TOKENS_HEADER.encode()
 
 
 class TokenComments:
-    """Layer that adds the tokens of an answer to its stream, if the request asks for them."""
+    """ASGI layer that adds an answer's tokens to its stream if the request asks for them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

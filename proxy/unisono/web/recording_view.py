@@ -106,7 +106,7 @@ def _steps(document: Mapping[str, Any], encoding: Encoding) -> Iterator[dict[str
 
 
 def _prompt(prompt: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any] | None:
-    """Return the part of a prompt that the previous prompt did not contain."""
+    """Return the part of a prompt that the previous prompt did not contain, None if it is empty."""
     if prompt is None or not (prompt["tokens"] or prompt["gap"]):
         return None
     segments = Segments(encoding)
@@ -148,7 +148,7 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
 
 
 def add_part(segments: Segments, part: Part) -> None:
-    """Add a part of a journal, with remarks about what the tokens alone do not show."""
+    """Add a part of a recorded output: its tokens, or a remark about what tokens do not show."""
     match part:
         case JournalMarker():
             pass

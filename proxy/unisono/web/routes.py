@@ -51,7 +51,7 @@ WEB = RouteTable("gateway")
 
 
 class InspectionReader:
-    """Runner of inspections in a thread, with a bounded queue."""
+    """Executor that runs inspections in threads, with a limited number of waiting inspections."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -229,9 +229,9 @@ class ForkRequest(OpenModel):
 class TraceFork(AnswerModel):
     """Token ids of a fork.
 
-    `generated` are the recorded tokens of the step before the fork, `recorded` those after it, and `forked` the new
-    tokens. `forked` is null if a guardrail masked the answer. `first_difference` is an index like `at`, or null if both
-    answers are the same.
+    `generated` are the recorded tokens of the step before the fork, `recorded` the recorded tokens after it, and
+    `forked` the new tokens. `forked` is null if a guardrail masked the answer. `first_difference` is an index like
+    `at`, or null if both answers are the same.
     """
 
     object: Literal["unisono.fork"]
@@ -292,7 +292,7 @@ async def fork_trace(
 
 
 class LiveTokens(AnswerModel):
-    """Event of the stream: tokens since the previous event."""
+    """Event of the stream: the tokens that were generated since the previous event."""
 
     segments: list[Object]
 

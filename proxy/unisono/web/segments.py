@@ -45,7 +45,7 @@ def shortened(value: object) -> str:
 class Segments:
     """Builder of the segments of one prompt or answer, with remarks between tokens.
 
-    The first token is inside a header.
+    The first token must be part of a message header.
     """
 
     def __init__(self, encoding: Encoding) -> None:
@@ -121,7 +121,7 @@ class Segments:
         self._bytes, self._ids = b"", []
 
     def _flush(self) -> None:
-        """Emit pending bytes, with a replacement character for an incomplete one."""
+        """Emit pending bytes. An incomplete character becomes a replacement character."""
         if self._ids:
             self._add_text(self._bytes.decode(errors="replace"))
 
@@ -140,9 +140,10 @@ class Segments:
 
 
 def body_of(header: str, *, role_given: bool) -> str:
-    """Classify a message by its header: an assistant channel, a tool call, or a different role.
+    """Classify a message by its header.
 
-    Special tokens in the header are replaced by sentinels, as by `header_text`. `role_given` is True if the header
+    The result is the channel of an assistant message, a word for a tool call or a tool result, or a different role.
+    Special tokens in the header are replaced with sentinels, as by `header_text`. `role_given` is True if the header
     begins with the role.
     """
     first = _FIRST.match(header)

@@ -1,9 +1,9 @@
 """Shared store: Redis 6.2+ or Valkey, standalone, with Sentinel, or as a cluster.
 
-Replicas of the gateway need to share nothing but this store. Each operation has a short deadline. The store repeats no
-operation itself; callers may, because each write of a record is one idempotent script on one hash slot. Pointers (the
-location of an item, the conversation of a response) are written after their targets and before the write is
-acknowledged.
+Replicas of the gateway need to share nothing but this store. Each operation has a short deadline. The store does not
+repeat operations. Callers may repeat them, because each write of a record is one idempotent script on one hash slot.
+Pointers (the location of an item, the conversation of a response) are written after their targets, and before the write
+is acknowledged.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
     """Store on a Redis or Valkey server.
 
     `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2; `valkey` may
-    replace `redis` in the scheme. `deadline_s` limits each operation, in seconds. `replicas` is the number of replicas
-    that must acknowledge a write; None means one if the primary has any. Raises `ConfigError` for an invalid address.
+    replace `redis` in the scheme. `deadline_s` limits each operation, in seconds. `replicas` is the number of Redis
+    replicas that must acknowledge a write. None means one if the primary has replicas, otherwise zero. Raises
+    `ConfigError` for an invalid address.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Virtual keys, the directory and audit records in Redis.
 
-All are in one hash slot, so that one script can change an object and add its audit record atomically.
+All of this data is in one hash slot, so that one script can change an object and add its audit record atomically.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Accounts in Redis, each in one hash slot: reserving and settling are one script each.
 
-In a cluster, several accounts are reserved one after the other; if one of them refuses, all reservations are undone.
+In a cluster, several accounts are reserved one after the other; if one account refuses, all reservations are undone.
 
-Usage of the last minute is stored in buckets of one second. A bucket counts until its last instant is a whole window
-old. Therefore no period of one window exceeds the limit, whenever it begins. Running sums are stored with the buckets,
-so that a claim reads only buckets that left the window since the previous claim. All times are those of the Redis
-server's clock.
+Usage of the last minute is stored in buckets of one second. A bucket counts until even its last instant is a minute
+old. Therefore usage never exceeds the limit in any period of one minute, whenever the period begins. Running sums are
+stored with the buckets, so that a claim reads only the buckets that expired since the previous claim. All times are
+those of the Redis server's clock.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class RedisAccounts:
         return combined(claims, await self._reserve(claims))
 
     async def _reserve(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
-        """Reserve all claims in one script.
+        """Reserve all claims in one script, and return their statuses in order.
 
-        If a claim is refused, its status is the last of the result.
+        If a claim is refused, its status is the last element; later claims have no status.
         """
         named: list[str] = []
         args: Args = [SHARE]
@@ -77,10 +77,10 @@ class RedisAccounts:
         return [_to_status(claim, row) for claim, row in zip(claims, rows, strict=False)]
 
     async def _reserve_in_turn(self, claims: Sequence[QuotaReservation]) -> list[QuotaStatus]:
-        """Reserve one after the other, and undo all if one is refused or fails.
+        """Reserve claims one after the other. If one is refused or fails, undo all of them.
 
-        No limit is exceeded. Until the reservations of a refused request are undone, they may cause other requests to
-        be refused.
+        No limit is ever exceeded. Until the reservations of a refused request are undone, other requests may be refused
+        because of them.
         """
         statuses: list[QuotaStatus] = []
         room: int | None = None
@@ -157,7 +157,7 @@ KEYS_PER_READ = 256
 
 
 def _to_script_call(one: UsageRecord) -> ScriptCall:
-    """Return the keys and the arguments of a settlement."""
+    """Return the keys and the arguments with which the script settles one usage record."""
     entry, claim = one.entry, one.claim
     named = keys.settlement(entry.account, entry.day, one.once)
     # The requested and the answering model form one field name.
@@ -170,7 +170,7 @@ def _to_script_call(one: UsageRecord) -> ScriptCall:
 
 
 def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:
-    """Yield each model with its usage. The hash `fields` are named `<kind of amount>:<model>`."""
+    """Yield each model with its usage. `fields` maps `<kind of amount>:<model>` to amounts."""
     assert isinstance(fields, dict)
     of_model: dict[str, dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():

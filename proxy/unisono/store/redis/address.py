@@ -27,8 +27,8 @@ UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and per
 class RedisClients:
     """Clients of one Redis address, with the `options` of their connections.
 
-    `commands` is the client for reads and writes, None for a cluster. `url` is set for a standalone server. `sentinel`,
-    and `service` with the name of the primary, are set for a Sentinel setup.
+    `commands` is the client for reads and writes, or None for a cluster. `url` is set only for a standalone server. For
+    a Sentinel setup, `sentinel` is the client of the sentinels, and `service` the name of the primary.
     """
 
     client: Redis | RedisCluster
@@ -42,7 +42,8 @@ class RedisClients:
 def open_clients(url: str, timeout_s: float) -> RedisClients:
     """Return the clients of an address, not yet connected.
 
-    Raises `ConfigError` for an invalid address. `timeout_s` limits connecting and each read of `client`, in seconds.
+    `timeout_s` limits connecting, and each read of the Redis library's own `client`, in seconds. Raises `ConfigError`
+    for an invalid address.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -85,9 +86,9 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
     """Return the hosts with ports, the service name, and the database number.
 
-    The service name is the first part of the path, and the database number the second. `rest` is the address after
-    `//`, and `port` the port of hosts without one. A missing service name is empty, and a missing database number is 0.
-    Raises `ConfigError` for an invalid host, port or database number.
+    `rest` is the address after `//`, and `port` the default port. The first part of the path is the service name, or
+    empty if it is missing. The second part is the database number, or 0 if it is missing. Raises `ConfigError` for an
+    invalid host, port or database number.
     """
     netloc, _, path = rest.partition("/")
     nodes = []
@@ -112,10 +113,10 @@ def credentials(rest: str) -> dict[str, str]:
 
 
 async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
-    """Return the address that more than half of the queries report.
+    """Return the address of the primary, as reported by more than half of the queries.
 
-    No query may report a different address. Raises `StoreUnavailable` if there is no such address after `within_s`
-    seconds.
+    Raises `StoreUnavailable` if two queries report different addresses, or if too few queries have succeeded after
+    `within_s` seconds.
     """
     tasks = [asyncio.ensure_future(one) for one in queries]
     try:
@@ -129,7 +130,7 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
         raise StoreUnavailable("a failover of the store is in progress; try again")
     if 2 * len(found) <= len(answers):
         raise StoreUnavailable(
-            f"no majority of the store's servers named the primary within {within_s:g} s; "
+            f"no majority of the store's servers agreed on the primary within {within_s:g} s; "
             "try again, check the servers, or raise `store.deadline_s`"
         )
     host, port = found[0]
@@ -137,7 +138,10 @@ async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -
 
 
 async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> tuple[str, int] | None:
-    """Return the address of the primary of `key` as one cluster node knows it."""
+    """Return the address of the primary of `key` according to one cluster node.
+
+    None if this node knows no primary for the key.
+    """
     slot = client.keyslot(key)
     seen: Any = await client.cluster_slots(target_nodes=node)
     for (first, last), servers in seen.items():
@@ -151,7 +155,7 @@ async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> 
 def replicas_in(role: Any) -> int:
     """Return the number of connected replicas in an answer to ROLE.
 
-    0 for an error and for a server that is not a primary.
+    The number is 0 for an error, and for a server that is not a primary.
     """
     return len(role[2]) if isinstance(role, list) and role[0] in (b"master", "master") else 0
 

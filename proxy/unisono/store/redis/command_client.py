@@ -24,7 +24,7 @@ class CommandClient(Redis):
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands on one connection, and return one answer for each.
 
-        If the server rejects a command, its answer is the `ResponseError`.
+        The answer to a command that the server rejects is the `ResponseError`.
         """
         pool: Any = self.connection_pool
         connection = await pool.get_connection()

@@ -1,7 +1,7 @@
 """Connection to a Redis or Valkey server, Sentinel setup or cluster, with short deadlines.
 
-Every operation has one deadline and raises `StoreUnavailable` when it is exceeded. Unlike redis-py by default, this
-module does not repeat a write that may have run. Callers may repeat idempotent operations.
+Every operation raises `StoreUnavailable` when its deadline has passed. Unlike redis-py by default, this module does not
+repeat a write that may have run. Callers may repeat idempotent operations.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Link:
         return isinstance(self._client, RedisCluster)
 
     async def _bounded(self, work: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """Call the Redis library within the deadline. Its errors become `StoreUnavailable`."""
+        """Call the Redis library within the deadline. Its exceptions become `StoreUnavailable`."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
@@ -93,7 +93,7 @@ class Link:
                 raise asyncio.CancelledError
 
     async def act(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        """Run a script and return its value. Raises its refusal, or `StoreUnavailable`."""
+        """Run a script and return its value. Raises as `act_each` does."""
         (value,) = await self.act_each(script, [(keys, args)])
         return value
 
@@ -131,13 +131,13 @@ class Link:
         return answers
 
     async def read(self, *commands: Command) -> list[Any]:
-        """Run reads together and return their answers. The second part of each command is its key."""
+        """Run reads together and return their answers. The second element of a command is its key."""
         return await self._bounded(self._send, commands, ())
 
     async def write(self, *commands: Command) -> None:
         """Run idempotent writes in batches, each within the deadline.
 
-        The second part of each command is its key.
+        The second element of each command is the Redis key.
         """
         for start in range(0, len(commands), WRITES_PER_ROUND_TRIP):
             together = commands[start : start + WRITES_PER_ROUND_TRIP]
@@ -233,7 +233,7 @@ class Link:
         return values
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
-        """Run a pipeline. A failure of `node` makes the next command read the slots again."""
+        """Run a pipeline. If `node` fails, the next command reads the cluster's slot table again."""
         # The library does so for single commands only. Without a new read, the client would stay with a lost primary.
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
@@ -330,7 +330,7 @@ class Link:
             return replicas_in(error)
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
-        """Return the named settings of every primary, except those that it does not disclose."""
+        """Return the named settings of every primary, without those that a server refuses to show."""
         found: list[Mapping[str, str]] = []
         for target in (await self._bounded(self._primaries)).values():
             answers = [await self._bounded(self._setting, name, target) for name in names]
@@ -347,7 +347,7 @@ class Link:
             raise
 
     async def current_history(self, key: str) -> str:
-        """Return the replication id of the primary of `key`, empty without permission for INFO.
+        """Return the replication id of the primary of `key`; "" if the server does not permit INFO.
 
         Opens a new connection. Raises `StoreUnavailable`, also while sentinels or nodes disagree on the primary.
         """

@@ -14,12 +14,12 @@
     t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: usage of the last minute; reservations: ids by expiry, amounts
     t:{<tenant>:<key>}:a:b:<period>        an account: sums of a budget period
     t:{<tenant>:<key>}:a:l:<day>           an account: ledger of a day
-    t:{<tenant>:<key>}:a:v:<day>           the part of this ledger that a model other than the requested one answered
+    t:{<tenant>:<key>}:a:v:<day>           the part of this ledger that other models than the requested one answered
     t:{<tenant>:<key>}:a:s:<once>          the amounts of a settlement that are already counted
     t:{<tenant>:traces}:t:o, :t:e          recordings of answers: ids in order of writing, ids by expiry
     t:{<tenant>:traces}:t:a, :t:d          recordings of answers: summaries, documents
     t:{requests}:d, t:{requests}:f:<facet> records of requests by id, and their ids by facet, in order of their ends
-    t:{requests}:x                         deleted virtual keys, of which no more requests are recorded
+    t:{requests}:x                         deleted virtual keys, whose requests are no longer recorded
     t:{requests}:c:<step>:<start>:<facet>  counts of requests in an interval
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
@@ -118,14 +118,18 @@ def ledger_served(account: Account, day: str) -> str:
 
 
 def settlement(account: Account, day: str, once: str) -> list[str]:
-    """Return the Redis keys of a settlement: the ledgers of its day, and what it has counted."""
+    """Return the Redis keys of a settlement.
+
+    They hold the day's ledger, the amounts of this settlement that are already counted, and the part of the ledger by
+    answering model.
+    """
     here, escaped_day = tag(account.tenant, account.key) + "a:", _quoted(day)
     # Ids of settlements occur once, so their names are not cached.
     return [f"{here}l:{escaped_day}", f"{here}s:{_escaped(once)}", f"{here}v:{escaped_day}"]
 
 
 def traces(tenant: str) -> list[str]:
-    """Return the Redis keys of a tenant's recordings: order, ends, summaries and documents."""
+    """Return the Redis keys of a tenant's recordings: order, expiry times, summaries, documents."""
     here = tag(tenant, "traces") + "t:"
     return [here + kind for kind in "oead"]
 
@@ -138,13 +142,14 @@ def requests() -> str:
 def deleted_request_keys() -> str:
     """Return the Redis key of the set of deleted virtual keys.
 
-    Their requests are no longer recorded. The members of the set are the Redis keys of their facets.
+    Requests of deleted keys are no longer recorded. The members of the set are the Redis keys of the deleted keys'
+    facets.
     """
     return "t:{requests}:x"
 
 
 def request_facet(facet: str) -> str:
-    """Return the Redis key of the ids of records with this facet; empty for all records."""
+    """Return the Redis key of the ids of records with this facet; "" selects all records."""
     return f"t:{{requests}}:f:{_quoted(facet)}"
 
 

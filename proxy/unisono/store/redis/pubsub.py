@@ -85,7 +85,7 @@ class Listener:
         return pubsub
 
     async def _update_subscriptions(self, pubsub: PubSub) -> None:
-        """Subscribe to requested channels, and unsubscribe those without a reader for `LINGER_S`."""
+        """Subscribe to requested channels, and end subscriptions without readers for `LINGER_S`."""
         loop = asyncio.get_running_loop()
         tidy_at = loop.time() + LINGER_S
         idle: set[str] = set()

@@ -54,7 +54,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
-    """Return the fence of a lease as text, empty without a lease.
+    """Return the fence of a lease as text, or an empty string if `lease` is None.
 
     Raises `StoreConflict` if the lease belongs to a different tenant or anchor.
     """

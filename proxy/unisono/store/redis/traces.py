@@ -1,7 +1,7 @@
 """Recordings of answers in Redis, with one hash slot per tenant.
 
-Therefore a write can also delete the oldest recordings. Each recording has its own expiry time. The next write of the
-tenant deletes expired recordings.
+One hash slot allows a write to delete the oldest recordings as well. Each recording has its own expiry time. The next
+write of the tenant deletes expired recordings.
 """
 
 from __future__ import annotations

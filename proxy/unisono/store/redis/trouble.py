@@ -52,7 +52,7 @@ REFUSED: Mapping[str, type[Exception]] = {
 def message_of(error: Exception, deadline_s: float) -> str:
     """Return the message for an error of the Redis library.
 
-    It names the deadline of the operation if that passed.
+    The message of a timeout contains the deadline of the operation, `deadline_s` in seconds.
     """
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
@@ -61,7 +61,10 @@ def message_of(error: Exception, deadline_s: float) -> str:
 
 
 def raise_first(answers: Sequence[Any]) -> None:
-    """Raise the first error except those of missing scripts, whose commands have not run."""
+    """Raise the first error in the answers, ignoring errors about missing scripts.
+
+    Commands without their script have not run, so they can be sent again.
+    """
     for answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
             raise answer

@@ -1,8 +1,8 @@
 """Embedded store without a server: a SQLite file, or memory.
 
-Every operation is one transaction. With a file, one thread writes and another one reads, and a write is synced to disk
+Every operation is one transaction. With a file, one thread writes and a second one reads, and a write is synced to disk
 before it is acknowledged. In memory, transactions run on the event loop. Several processes may share the file. Writers
-wake waiting readers in their own process. Readers also poll, which finds the events of other processes.
+wake waiting readers in their own process. Readers also poll, and thereby find events that other processes wrote.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 class SqliteStore(SqliteAccess):
     """Store in a SQLite file.
 
-    If `path` is None, everything is stored in memory. With `or_memory`, a file that cannot be created or written is
-    replaced by memory. `clock` returns seconds since 1970. `check` performs a trial write if the disk has fewer than
-    `low_bytes` bytes left.
+    If `path` is None, everything is stored in memory. If `or_memory` is True and the file cannot be created or written,
+    memory is used instead. `clock` returns seconds since 1970. `check` performs a trial write if the disk has fewer
+    than `low_bytes` bytes left.
     """
 
     def __init__(

@@ -88,9 +88,9 @@ def reserve(act: Transaction, claims: Sequence[QuotaReservation]) -> QuotaStatus
 
 @dataclass(frozen=True, slots=True)
 class BudgetRoom:
-    """Room in the budgets of an account.
+    """Remainder of the budgets of an account.
 
-    `output` is the number of output tokens that the budgets permit, None without a limiting budget. `budgets` are the
+    `output` is the number of output tokens that the budgets permit, or None if no budget limits them. `budgets` are the
     states of the money budgets.
     """
 
@@ -99,9 +99,9 @@ class BudgetRoom:
 
 
 def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoom:
-    """Return the room in the budgets for a new claim.
+    """Return what remains of the account's budgets for a new claim.
 
-    If the claim is refused, or was reserved before, its status is returned instead.
+    If the claim is refused, or has been reserved before, return its status instead.
     """
     whose, limits = _account_columns(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
@@ -135,9 +135,9 @@ def _check(act: Transaction, claim: QuotaReservation) -> QuotaStatus | BudgetRoo
 
 
 def _room(act: Transaction, claim: QuotaReservation, spent: tuple[int, int]) -> int | QuotaKind:
-    """Return the number of output tokens that the budgets permit, or the kind of the refusal.
+    """Return the number of output tokens that the budgets permit, or the reason for a refusal.
 
-    `spent` are the tokens and the cost in micro-USD that were spent in the period.
+    `spent` contains the tokens and the cost in micro-USD that were spent in the period.
     """
     reserved = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
@@ -197,7 +197,7 @@ def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
 
 
 def _count_new(act: Transaction, one: UsageRecord) -> TokenUsage:
-    """Enter the amounts of a settlement that were not counted before, and return them."""
+    """Write those amounts of a settlement that were not counted before, and return them."""
     entry, owner = one.entry, _account_columns(one.entry.account)
     here = (*owner, one.once)
     expires = act.now + SETTLED_S
@@ -222,7 +222,7 @@ def _count_new(act: Transaction, one: UsageRecord) -> TokenUsage:
 
 
 def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
-    """Replace a reservation by the actual usage."""
+    """Replace a reservation with the actual usage."""
     whose = _account_columns(claim.account)
     here = (*whose, claim.once)
     row = act.db.execute(

@@ -82,7 +82,7 @@ def _opened(path: Path | str) -> sqlite3.Connection:
 def is_unwritable(error: StoreUnavailable) -> bool:
     """Return True if `connect` failed because the path is not writable.
 
-    False if it failed because of the file's content.
+    Return False if it failed because of the file's content.
     """
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):

@@ -50,7 +50,8 @@ def _add(
     """Add encoded items to a conversation from position `upto`.
 
     `size` is the size of the conversation in bytes so far. Raises `StoreTooLarge` if the conversation would exceed its
-    limit, `StoreConflict` if it already has one of the ids or an id is repeated. The transaction then rolls back.
+    limit. Raises `StoreConflict` if the conversation already contains an item with the same id, or if two new items
+    have the same id. The caller's transaction then rolls back.
     """
     size += sum(len(data) for _, data in encoded)
     if size > act.bounds.conversation:

@@ -25,8 +25,8 @@ TRIAL = "trial"
 def is_disk_low(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
     """Return True if the disk of `path` has less than `low_bytes` left.
 
-    False if this cannot be determined. Raises `StoreTooLarge` if `beginning`, the response about to be stored, is too
-    large for the store, regardless of the disk.
+    Return False if the free space cannot be determined. Raises `StoreTooLarge` if `beginning`, the response about to be
+    stored, is too large for the store, regardless of the disk.
     """
     if beginning is not None:
         codec.encode_response(beginning, act.bounds)

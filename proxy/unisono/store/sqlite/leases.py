@@ -44,7 +44,7 @@ def acquire(act: Transaction, tenant: str, anchor: str, owner: str, for_s: float
 
 
 def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
-    """Let a lease end `for_s` seconds from now; 0 releases it. The fence remains.
+    """Set the end of a lease to `for_s` seconds from now; 0 releases it. The fence remains.
 
     Returns False if a later lease exists, which has a higher fence.
     """

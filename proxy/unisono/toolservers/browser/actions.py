@@ -53,7 +53,11 @@ class View:
 
 
 class Browser:
-    """Browser shared by all sessions. `view_tokens` limits a view of usual size."""
+    """Browser shared by all sessions.
+
+    `view_tokens` limits the size of a view, in estimated tokens. If the model requests a number of lines, the limit is
+    `WIDEST` times as high.
+    """
 
     def __init__(self, searching: SearchEngine, readings: Sequence[PageReader], view_tokens: int = VIEW_TOKENS) -> None:
         self.search_source = searching
@@ -106,7 +110,7 @@ class Browser:
         return self._view(session, page, "open", loc, num_lines)
 
     async def find(self, session: BrowserSession, pattern: str, cursor: int = -1) -> View:
-        """Return the positions of `pattern` in a page, ignoring case."""
+        """Find `pattern` in a page, ignoring case, and return the matches as a page."""
         page = session.get(cursor)
         if page.kind is not PageKind.PAGE:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
@@ -176,7 +180,7 @@ def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
 def document_page(document: Document, source: bool = False) -> VisitedPage:
     """Return a document as a page.
 
-    With `source`, HTML is not converted. Slow for large documents.
+    With `source`, the HTML source is displayed instead of its text. The conversion is slow for large documents.
     """
     shown_url = VIEW_SOURCE + document.url if source else document.url
     title, links = document.title, tuple[str, ...]()
@@ -192,9 +196,9 @@ def document_page(document: Document, source: bool = False) -> VisitedPage:
 
 
 def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
-    """Return the matches of `pattern` (lower case) in `page` as numbered links.
+    """Return a page that lists the matches of `pattern` in `page` as numbered links.
 
-    Each match includes the lines after it.
+    `pattern` must be lower case. Each match is displayed with the lines after it.
     """
     lines = without_links(page.lines)
     parts: list[str] = []

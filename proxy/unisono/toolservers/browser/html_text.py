@@ -43,7 +43,8 @@ SCRIPTS: Final = {"sup": ("^{", "}"), "sub": ("_{", "}")}
 class Tag:
     """Start or end tag.
 
-    `attributes` is the unparsed text between name and end. `content` is set for verbatim elements.
+    `attributes` is the unparsed text between the name and the end of the tag. `content` is the text inside an element
+    whose content contains no tags, such as `<title>`; otherwise it is empty.
     """
 
     name: str
@@ -61,7 +62,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class HtmlText:
-    """Converted document. `links` are absolute URLs; their index is their number in the text."""
+    """Converted document. A link has the same number in `text` as its index in `links`.
+
+    `links` are absolute URLs.
+    """
 
     title: str
     text: str
@@ -177,7 +181,7 @@ class Writer:
             self._line.append(flat)
 
     def set_line_prefix(self, mark: str) -> None:
-        """Set the prefix of the next line."""
+        """Set the text that precedes the next line, such as a bullet."""
         self._open = mark
 
     def end_line(self, *, keep_empty: bool = False) -> None:

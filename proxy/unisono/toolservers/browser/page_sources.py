@@ -26,7 +26,7 @@ class Document:
 
 
 class SearchEngine(Protocol):
-    """Source of search results. `name` informs the model of what is searched."""
+    """Source of search results. `name` tells the model what is searched."""
 
     name: str
 
@@ -41,7 +41,7 @@ class PageReader(Protocol):
     """Reader of documents by URL."""
 
     def reads(self, url: str) -> bool:
-        """Return whether this reader handles URLs of this form."""
+        """Return True if this reader handles URLs of this form."""
         ...
 
     async def read(self, url: str) -> Document:

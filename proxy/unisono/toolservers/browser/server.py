@@ -141,7 +141,7 @@ async def run(browser: Browser, session: BrowserSession, name: str, arguments: d
 
 
 def session_key(context: ServerRequestContext[Any, Any]) -> str:
-    """Return the key of the session whose pages a call uses."""
+    """Return the key of the browser session in which a call runs."""
     connection = context.request.headers.get("mcp-session-id", "") if context.request is not None else ""
     named = (context.meta or {}).get(SESSION_META)
     return f"{connection}/{named[:MAX_KEY_LENGTH]}" if isinstance(named, str) else str(connection)

@@ -48,7 +48,7 @@ def link(number: int, text: str, domain: str = "") -> str:
 
 
 def without_links(lines: Sequence[str]) -> list[str]:
-    """Replace links by their texts. Line numbers stay the same."""
+    """Replace links with their texts. Line numbers stay the same."""
 
     def said(found: re.Match[str]) -> str:
         return found[1] + "\n" * found[2].count("\n")
@@ -74,10 +74,10 @@ def numbered(lines: Sequence[str], first: int) -> str:
 
 
 def window(lines: Sequence[str], first: int, tokens: int, most: int | None = None) -> int:
-    """Return the index after the last line of a view that starts at `first`.
+    """Return the index after the last line of a view that starts at the index `first`.
 
-    The view contains as many lines as fit into `tokens`, including the line that crosses this limit, but at most `most`
-    lines (None: no such limit).
+    The view contains lines until their size reaches `tokens`; the line that crosses this limit is included. It has at
+    most `most` lines (None: no such limit).
     """
     remaining = tokens * BYTES_PER_TOKEN
     end = first

@@ -37,7 +37,8 @@ class PageKind(StrEnum):
 class Target:
     """Destination of a link.
 
-    `line` is set if it is a position on that page. `title` and `snippet` describe the destination.
+    `line` is the 0-based line of that page to which the link leads, or None for the whole page. `title` and `snippet`
+    describe the destination.
     """
 
     url: str

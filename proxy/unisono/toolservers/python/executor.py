@@ -69,7 +69,8 @@ class RunLimits:
 class RunOutcome:
     """Outcome of one run.
 
-    `logs` is the output including errors, within its limit. `exit_code` is negative for a signal and None if unknown.
+    `logs` is the output including error output, truncated to its limit. `exit_code` is the negative signal number if a
+    signal ended the code, and None if it is unknown.
     """
 
     logs: str
@@ -83,7 +84,7 @@ class RunOutcome:
 
     @property
     def remark(self) -> str:
-        """Explanation for the model that the output itself does not contain, or an empty string."""
+        """Remark that tells the model what the output does not show, or an empty string."""
         if self.disk_full:
             return f"[The program exceeded its limit of {self.limits.disk // MIB:,} MiB for files and was stopped.]"
         if self.memory_full:
@@ -263,7 +264,7 @@ async def _collect(end: int, process: asyncio.subprocess.Process, output: Captur
 
 
 def _read(end: int, output: CapturedOutput) -> bool:
-    """Read available output. Return True if there was output, and more may be read."""
+    """Read available output. Return False if no more can be read now, or ever."""
     try:
         chunk = os.read(end, 65536)
     except BlockingIOError:

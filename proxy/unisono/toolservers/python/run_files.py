@@ -31,9 +31,9 @@ def size_of(about: os.stat_result) -> int:
 
 
 def files(directory: str) -> Iterator[int]:
-    """Yield sizes of everything readable below a directory.
+    """Yield the size of each file and directory below a directory, as far as they are readable.
 
-    Paths that are too deep count as `ENDLESS`.
+    A directory whose path is too long to be opened yields `ENDLESS`.
     """
     waiting = [directory]
     while waiting:
@@ -61,9 +61,9 @@ def shared_files(user: int | None) -> Iterator[str]:
 
 
 def remaining_bytes(room: int, directory: str, user: int | None) -> int:
-    """Return `room` minus the bytes of a run's files.
+    """Return `room` minus the bytes that a run's files occupy.
 
-    Stops counting at the first negative value.
+    As soon as the result is negative, it is returned without counting the remaining files.
     """
     places = [directory]
     for path in shared_files(user):
@@ -80,10 +80,10 @@ def remaining_bytes(room: int, directory: str, user: int | None) -> int:
 
 @contextmanager
 def file_access_of(user: int | None) -> Iterator[None]:
-    """Access files as `user`, but stay root for signals.
+    """Access files with the rights of `user` in this context, but remain root otherwise.
 
-    In containers, root may not inspect the processes of other users; only the user itself may. Because this process
-    stays root for signals, processes of `user` cannot kill it. None changes nothing.
+    In containers, root may not inspect the processes of other users; only the user itself may. Because the process id
+    still belongs to root, processes of `user` cannot kill this process. If `user` is None, nothing changes.
     """
     if user is not None:
         LIBC.setfsgid(user)
@@ -123,7 +123,7 @@ def _note_deleted(found: dict[tuple[int, int], int], proc: int, path: str) -> No
 
 
 def delete_tree(path: str) -> None:
-    """Delete a directory tree of any depth and with any modes, as far as possible."""
+    """Delete a directory tree of any depth and with any permissions, as far as possible."""
     with suppress(OSError):
         os.chmod(path, 0o700)  # noqa: PTH101
         top = os.open(path, OPEN_FOLDER)

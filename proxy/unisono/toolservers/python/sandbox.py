@@ -1,10 +1,11 @@
 """First process of a run: sets up the sandbox, starts the code, ends all processes.
 
 Runs as a script with `run_files` and the standard library alone: `sandbox.py STATUS SETTINGS`. STATUS is the number of
-an open file. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a
-number, or null for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp program in
-base64, or empty), and `root`: null, or the directory that becomes the root of a new file system with only `paths` in
-it. At the end one line of JSON is written to STATUS: `exit` or `signal`, and the limit that ended the run.
+an open file descriptor. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number),
+`user` (a user id, or null for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp
+program in base64, or empty), and `root`: null, or the directory that becomes the root of a new file system that
+contains only `paths`. At the end, one line of JSON is written to STATUS: `exit` or `signal`, and the limit that ended
+the run.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def bind(path: str, target: str, attributes: int) -> None:
 
 
 def expose(root: str, path: str) -> None:
-    """Mount `path` below `root`, read-only, at the same path and through the same links."""
+    """Mount `path` below `root`, read-only, at the same path.
+
+    The symbolic links in `path` are created below `root` too.
+    """
     done, parts, links = "/", deque(path.split("/")), 0
     while parts:
         part = parts.popleft()
@@ -117,7 +121,7 @@ def expose(root: str, path: str) -> None:
 
 
 def enter_new_root(settings: dict[str, Any]) -> None:
-    """Replace the root by an empty file system in memory.
+    """Replace the root with an empty file system in memory.
 
     Its size is limited by `disk`. The exposed paths are mounted in it, read-only.
     """
@@ -212,7 +216,10 @@ def start(settings: dict[str, Any]) -> int:
 
 
 def read(proc: int, path: str) -> str:
-    """Read a file of the /proc that is open as `proc`. Return an empty string if it is missing."""
+    """Read the file at `path` below /proc. Return an empty string if the file is missing.
+
+    `proc` is a file descriptor of the directory /proc.
+    """
     with suppress(OSError), open(os.open(path, os.O_RDONLY, dir_fd=proc)) as file:  # noqa: PTH123
         return file.read()
     return ""
@@ -221,7 +228,8 @@ def read(proc: int, path: str) -> str:
 def descendants(proc: int) -> Iterator[str]:
     """Yield the ids of all descendants of this process.
 
-    `proc` is a descriptor of the folder `/proc`. Orphans are included, because they become children of this process.
+    `proc` is a file descriptor of the directory /proc. Orphans are included, because they become children of this
+    process.
     """
     waiting = [os.readlink("self", dir_fd=proc)]
     while waiting:
@@ -335,7 +343,8 @@ def end_all_of(user: int) -> None:
 def clear(user: int | None, proc: int | None) -> None:
     """Kill the remaining processes of the run, within `ENDING_S` seconds.
 
-    Processes that fork faster than they are found are left to the limits and to the end of the process group.
+    If processes fork faster than they are found, some survive. These are still subject to the resource limits, and are
+    killed with the process group.
     """
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:

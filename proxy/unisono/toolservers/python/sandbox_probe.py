@@ -44,9 +44,9 @@ _PATHS: Final = "import sys; print(*{sys.executable, sys.prefix, sys.base_prefix
 class Sandbox:
     """Sandbox for code.
 
-    With `drops`, the code has an unused user id instead of the server's. With `is_isolated`, the code has its own
-    namespaces and a file system with only `paths`. `program` is the compiled filter of its system calls, empty if there
-    is none. `missing` describes the protections that this sandbox lacks.
+    With `drops`, the code runs with an unused user id instead of the server's. With `is_isolated`, the code has its own
+    namespaces, and a file system that contains only `paths`. `program` is the compiled filter of system calls, or empty
+    if there is none. `missing` describes the protections that this sandbox lacks.
     """
 
     interpreter: str
@@ -111,7 +111,7 @@ def command(
 ) -> list[str]:
     """Build the command line of a run.
 
-    `status` is the open file for its outcome; `disk` and `memory` are in bytes.
+    `status` is the file descriptor to which the outcome is written. `disk` and `memory` are in bytes.
     """
     settings = {
         "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(place.script)],
@@ -131,9 +131,9 @@ def command(
 
 
 def unshare() -> tuple[str, ...]:
-    """Return the command that starts a program in new namespaces; empty if unavailable.
+    """Return the command prefix that starts a program in new namespaces; empty if unavailable.
 
-    Root needs no user namespace.
+    If this process runs as root, no user namespace is created.
     """
     found = shutil.which("unshare", path=f"{SYSTEM_PATH}:/usr/sbin:/sbin") if sys.platform == "linux" else None
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user", "--keep-caps")

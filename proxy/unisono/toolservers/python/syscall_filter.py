@@ -81,7 +81,10 @@ def _load_libseccomp() -> Any:
 
 
 def _number(seccomp: Any, entry: str) -> int:
-    """Resolve `name` or `name=number`."""
+    """Return the number of a system call, given as `name` or `name=number`.
+
+    `number` is used if libseccomp does not know the name. Raises `FilterUnavailable` if there is neither.
+    """
     name, _, number = entry.partition("=")
     try:
         found = int(seccomp.resolve_syscall(seccomp.Arch.NATIVE, name))
