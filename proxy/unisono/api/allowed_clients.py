@@ -17,7 +17,8 @@ from unisono.net.special_addresses import is_loopback
 class LocalOnly:
     """Layer that restricts a gateway without keys to this machine.
 
-    The Host header must name a loopback host. An Origin header must name the gateway's own origin or one of `origins`.
+    The Host header must name a loopback host. If there is an Origin header, it must contain the gateway's own origin or
+    one of `origins`.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
@@ -46,9 +47,9 @@ class LocalOnly:
 
 
 class AllowedAddresses:
-    """Layer that restricts all paths except `open_paths` to clients in `networks`.
+    """Layer that accepts only clients with addresses in `networks`, except for `open_paths`.
 
-    If the peer is one of `proxies`, the client's address is read from `X-Forwarded-For`.
+    If the connection comes from one of `proxies`, the client's address is read from `X-Forwarded-For`.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class AllowedAddresses:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths and not self._is_allowed(scope):
             raise NotAllowed(
-                "This client address may not use the gateway. Its operator can add the address to `allowed_ips`."
+                "This IP address may not use the gateway. The operator can add the address to `allowed_ips`."
             )
         return self._app(scope, receive, send)
 
@@ -76,7 +77,8 @@ class AllowedAddresses:
 def is_local_host_header(value: str) -> bool:
     """Return True if a Host header names this machine.
 
-    After DNS rebinding, the requests of a web page reach this machine, but their Host header names the page's domain.
+    This check prevents DNS rebinding: such requests of a web page reach this machine, but their Host header names the
+    domain of the page.
     """
     try:
         parts = urlsplit(f"//{value}")

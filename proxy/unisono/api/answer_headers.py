@@ -1,4 +1,4 @@
-"""Headers of an answer: backend, models, failovers, recoveries, and the rate limits."""
+"""Response headers: backend, models, number of failovers, recoveries, and rate limits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unisono.engine.request import GenerationReport
 
 
 def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
-    """Return the headers that report the backend, model, failovers and rate limits.
+    """Return the headers that report the backend, models, number of failovers and rate limits.
 
-    The headers of a stream contain the facts that are known when the stream begins.
+    The headers of a stream report only what is known when the stream begins.
     """
     origin = answer_origin(reports)
     headers = {"x-unisono-backend": origin.backend} if origin.backend else {}
@@ -31,7 +31,7 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
 
 
 def limit_headers(status: QuotaStatus) -> dict[str, str]:
-    """Return OpenAI's rate limit headers: limits per minute, remaining amounts, times to reset."""
+    """Return OpenAI's rate limit headers: limits per minute, remainders, and time until reset."""
     headers: dict[str, str] = {}
     for name, limit, remaining, reset_s in status.windows():
         headers[f"x-ratelimit-limit-{name}"] = str(limit)

@@ -20,14 +20,14 @@ ABSENT: Any = None
 class AnswerModel(BaseModel):
     """Base class of the objects in responses.
 
-    An object may have fields that its class does not declare. The validator is built on first use.
+    An object may have fields that its class does not declare. Pydantic builds the validator on first use.
     """
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
 
 class About(AnswerModel):
-    """Report on the generation: backend, failovers, recoveries and notes."""
+    """Object `unisono` of an answer: backend, failovers, recoveries and notes."""
 
     recoveries: list[str]
     failovers: Count
@@ -49,7 +49,7 @@ class CachedTokens(AnswerModel):
 
 
 class CompletionObject(AnswerModel):
-    """Fields of chat completions, of completions, and of their chunks."""
+    """Fields common to chat completions, completions, and their chunks."""
 
     id: str
     created: Moment

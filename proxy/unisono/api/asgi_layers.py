@@ -2,8 +2,9 @@
 
 A layer that refuses a request raises a `UnisonoError`. The layer `ErrorResponses` encloses it and converts the error to
 a response. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. The layers may
-change the head of a response, but do no work for the later events of a stream. A layer that awaits nothing itself is a
-plain function that returns the awaitable of the next layer. This saves a stack frame whenever the request resumes.
+change the head of a response, but do no work for the later events of a stream. The `__call__` of a layer that awaits
+nothing itself is a plain function. It returns the awaitable of the next layer, which saves a stack frame whenever the
+request resumes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def asgi_layers(
 
     `keyless` adds the layer `LocalOnly`, for a gateway without API keys. `origins` are the web origins that CORS
     allows. `formats` are the error formats of APIs other than OpenAI's, by path. `networks` contains the addresses of
-    permitted clients; None permits all. `proxies` contains the addresses of trusted proxies. `rules` are the operator's
-    rules for requests to models. `sinks` receive the record of each request. `failures` refuses addresses that have
-    sent too many invalid keys.
+    permitted clients; None permits all clients. `proxies` contains the addresses of trusted proxies. `rules` are the
+    operator's rules for requests to models. `sinks` receive the record of each request. `failures` counts invalid keys,
+    and refuses addresses that have sent too many of them.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []

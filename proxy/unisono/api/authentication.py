@@ -29,7 +29,8 @@ class Authentication:
 
     Stores the Caller in `scope["state"]["caller"]`, and the operator's `rules` for requests in the same state. A
     WebSocket may outlive its key. For a WebSocket, the layer therefore also stores a function that looks up the caller
-    again, in `scope["state"]["caller_again"]`. `failures` refuses addresses that have sent too many invalid keys.
+    again, in `scope["state"]["caller_again"]`. `failures` counts invalid keys, and refuses addresses that have sent too
+    many of them.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Authentication:
     async def _checked(self, scope: Scope, headers: RequestHeaders, presented: str) -> Caller:
         """Return the caller with the presented key.
 
-        Raises NotAuthenticated for an invalid key, and TooManyFailures if the client's address has sent too many.
+        Raises NotAuthenticated for an invalid key, and TooManyFailures if the client's address has sent too many
+        invalid keys.
         """
         if (failures := self._failures) is None:
             return await self._authenticate(presented)

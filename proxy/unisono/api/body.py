@@ -1,8 +1,8 @@
 """JSON body of a request: reading, parsing, and limits against resource exhaustion.
 
-`body_limits` enforces the byte cap and the deadline. This module limits nesting, the number of values, and the
-length of one unbroken run of characters. It also refuses a name that occurs twice in an object, because JSON parsers
-disagree on its value.
+The module `body_limits` limits the size and enforces the deadline. This module limits nesting, the number of values,
+and the length of a run of characters that the tokenizer must process as one piece. It also refuses a name that occurs
+twice in an object, because JSON parsers disagree on which of the two values applies.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ Result = TypeVar("Result")
 async def read_model_request(request: Request, *user_fields: str) -> dict[str, Any]:
     """Return the body of a request to a model, without its guardrails and routing options.
 
-    A model in the path replaces the body's `model`. The caller in the request's state gets the guardrails, the routing
-    options, and the limits of the end user that one of `user_fields` names. Raises the errors of `read_json`,
-    `identify_end_user` and `with_options`.
+    A model in the path replaces the body's `model`. One of `user_fields` names the end user. The guardrails, the
+    routing options, and the limits of the end user are added to the caller in the request's state. Raises the errors of
+    `read_json`, `identify_end_user` and `with_options`.
     """
     body = await read_json(request)
     if model := request.scope["state"].get(PATH_MODEL):
@@ -73,7 +73,7 @@ async def read_model_request(request: Request, *user_fields: str) -> dict[str, A
 
 
 class DirectRequest(Request):
-    """Request that reads its body without Starlette's generator, which costs ten more calls."""
+    """Request that reads its body without Starlette's generator, which saves ten function calls."""
 
     async def body(self) -> bytes:
         if not self._stream_consumed:
@@ -103,7 +103,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 def unread_body(request: Request) -> InvalidRequest | ClientGone:
-    """Return the error for a body whose client disconnected before the body was read."""
+    """Return the error to raise if the client disconnected before its body was read."""
     # The server drops even a complete body if the client disconnects before the body is read, for example while the
     # modules of an API are imported. Such a request is not faulty.
     if ARRIVED_BYTES in request.scope.get("state", {}):
@@ -114,7 +114,7 @@ def unread_body(request: Request) -> InvalidRequest | ClientGone:
 async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_BYTES) -> Result:
     """Call `work`, which handles `size` bytes, and return its result.
 
-    If `size` exceeds `bound` bytes, `work` runs in a thread.
+    If `size` exceeds `bound` (in bytes), `work` runs in a thread.
     """
     return await asyncio.to_thread(work) if size > bound else work()
 
@@ -136,7 +136,7 @@ def to_object(body: bytes) -> dict[str, Any]:
     # No string has more characters than the body has bytes.
     if len(body) >= MAX_RUN:
         check_runs(value)
-    # Each member has one colon outside of strings, so more colons than members mean that a name occurs twice. The first
+    # Each member has one colon outside strings, so more colons than members mean that a name occurs twice. The first
     # count includes colons inside strings. Only if it is too high, the slower second count excludes them.
     if body.count(b":") > members and _structure(body).count(b":") > members:
         raise _named_twice(body)
@@ -203,14 +203,14 @@ def _without_escapes(body: bytes) -> bytes:
 
 
 def _structure(body: bytes) -> bytes:
-    """Return the bytes outside of strings."""
+    """Return the bytes of a JSON text that are outside its strings."""
     return b"".join(_without_escapes(body).split(b'"')[::2])
 
 
 def check_depth(value: dict[str, Any]) -> int:
-    """Check how deeply a value is nested; return the total number of members of its objects.
+    """Check how deeply a body is nested, and return the number of members of all its objects.
 
-    Raises InvalidRequest if the value has more than `MAX_DEPTH` levels.
+    Raises InvalidRequest if the body has more than `MAX_DEPTH` levels.
     """
     members = 0
     # Level by level, because a recursive check would itself exceed the recursion limit.
@@ -230,7 +230,7 @@ def check_depth(value: dict[str, Any]) -> int:
 
 
 def check_runs(value: dict[str, Any]) -> None:
-    """Raise InvalidRequest if a string has a run that is too long for the tokenizer."""
+    """Raise InvalidRequest if a string has a character run that is too long for the tokenizer."""
     stack: list[tuple[Any, tuple[Any, ...]]] = [(value, ())]
     while stack:
         node, path = stack.pop()

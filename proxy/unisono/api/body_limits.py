@@ -52,7 +52,7 @@ RequestHeaders: TypeAlias = Mapping[bytes, list[str]]
 
 
 class DamagedData(ValueError):
-    """Compressed data is not valid in its format."""
+    """The compressed data is damaged: it is not valid in its format."""
 
 
 class Member(Protocol):
@@ -90,7 +90,7 @@ class GzipMember:
 
 
 class ZstdFrame:
-    """Decompressor of one zstd frame. The first one imports the library."""
+    """Decompressor of one zstd frame. The first decompressor imports the zstd library."""
 
     def __init__(self) -> None:
         # Backport of the standard library's module, for Python 3.13 and earlier.
@@ -141,10 +141,10 @@ class Unpacking:
         self._packed += len(data)
 
     def piece(self) -> bytes:
-        """Return the next unpacked bytes, at most `PIECE_BYTES`; empty if there are none yet.
+        """Return the next unpacked bytes, at most `PIECE_BYTES`; empty if `feed` must add bytes.
 
         Raises InvalidRequest for damaged data and for too many members. Raises BodyTooLarge if the unpacked size or its
-        ratio to the packed size exceeds the limit. A call takes milliseconds.
+        ratio to the packed size exceeds the limit. A call takes milliseconds, so it should run in a thread.
         """
         while True:
             if self._member.eof:
@@ -184,7 +184,7 @@ class Unpacking:
 
 
 def request_headers(scope: Scope) -> RequestHeaders:
-    """Return the headers of a request. ASGI gives names in lower case."""
+    """Return the values of a request's headers by name. ASGI servers send names in lower case."""
     headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
     if headers is None:
         # Nearly all layers look for headers, so the list is read once.
@@ -195,15 +195,15 @@ def request_headers(scope: Scope) -> RequestHeaders:
 
 
 def header_values(scope: Scope, name: bytes) -> Sequence[str]:
-    """Return every value of a header, in order."""
+    """Return all values of the header `name` (in lower case), in order."""
     return request_headers(scope).get(name, ())
 
 
 class BodyLimits:
     """Layer that limits the media type, size, compression and arrival time of request bodies.
 
-    The deadline is the time in seconds within which the whole body must arrive. The limits for uploads apply to
-    `UPLOAD_PATHS`. The layer counts the bytes that arrive, regardless of Content-Length, and again the unpacked bytes.
+    The whole body must arrive within the deadline, in seconds. The limits for uploads apply to `UPLOAD_PATHS`. The size
+    limit applies to the bytes that arrive, regardless of Content-Length, and also to the unpacked bytes.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class BodyLimits:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
-                raise BodyTimeout(f"The body did not arrive within {deadline_s:g} s.") from None
+                raise BodyTimeout(f"The request body did not arrive within {deadline_s:g} s.") from None
             received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if received > max_bytes:
@@ -278,7 +278,7 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
 
 def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
-    """Check the headers about the body; return its coding, or "" if it is not compressed.
+    """Check the headers about the body. Return its content coding, "" if it is not compressed.
 
     Raises InvalidRequest for an invalid Content-Length, BodyTooLarge if Content-Length exceeds `max_bytes`, and
     UnsupportedMediaType for a media type or a coding that is not accepted.
@@ -298,15 +298,15 @@ def _check_headers(scope: Scope, max_bytes: int, *, is_upload: bool) -> str:
 
 
 def _coding(values: Sequence[str]) -> str:
-    """Return the coding in the values of `Content-Encoding`, or "" if there is no coding.
+    """Return the content coding in the values of `Content-Encoding`, or "" if there is none.
 
-    Raises UnsupportedMediaType for an unsupported coding, and for more than one coding.
+    Raises UnsupportedMediaType for an unsupported content coding, and for more than one.
     """
     codings = [coding.strip().lower() for coding in values]
     codings = [coding for coding in codings if coding not in {"", "identity"}]
     if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
         raise UnsupportedMediaType(
-            f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
+            f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use either gzip or "
             "zstd, or send the body uncompressed."
         )
     return codings[0] if codings else ""

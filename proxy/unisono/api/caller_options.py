@@ -26,9 +26,9 @@ ApplyEndUser: TypeAlias = Callable[[Caller, str, str], Awaitable[Caller]]
 class RequestRules:
     """Operator's rules for all requests to models.
 
-    With `needs_user`, a request must name its end user. `guardrails` are the names of the guardrails that a request may
-    select. `routing` reads the routing fields of a request. `apply_end_user` adds the limits of an end user to the
-    caller.
+    If `needs_user` is True, a request must name its end user. `guardrails` are the names of the guardrails that a
+    request may select. `routing` reads the routing fields of a request. `apply_end_user` adds the limits of an end user
+    to the caller; if it is None, end users have no limits.
     """
 
     needs_user: bool = False
@@ -97,7 +97,7 @@ def caller_with_options(connection: HTTPConnection, caller: Caller, body: Mappin
 
 
 def _guardrails(body: Mapping[str, Any], known: Collection[str]) -> Iterator[str]:
-    """Yield the guardrails that a body names, directly or in an object such as `metadata`.
+    """Yield the guardrails named in a body, at the top level or in an object such as `metadata`.
 
     Raises InvalidRequest for a value that is not a list of strings, and for a name that is not in `known`.
     """
@@ -126,6 +126,6 @@ def _rules_of(connection: HTTPConnection) -> RequestRules:
 
 
 def state_of(connection: HTTPConnection) -> dict[str, Any]:
-    """Return the state of a request. `connection.state` has the same values as attributes."""
+    """Return the state of a request as a dict. `connection.state` gives access as attributes."""
     state: dict[str, Any] = connection.scope.setdefault("state", {})
     return state

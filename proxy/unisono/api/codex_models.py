@@ -1,7 +1,7 @@
-"""Codex's model catalogue: what Codex may do with a gpt-oss model.
+"""Codex's model catalogue: the features that Codex may use with a gpt-oss model.
 
-Codex reads it from the address `model_catalog_url` of its provider. If a model has no entry, Codex warns, assumes a
-context window, and does not offer `apply_patch`.
+Codex reads the catalogue from the URL in the setting `model_catalog_url` of its provider. If a model has no entry,
+Codex prints a warning, assumes a default context window, and does not offer the tool `apply_patch`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LEVELS: Final = {
 def to_codex_model(name: str, context: int | None, priority: int) -> Object:
     """Return the catalogue entry of the gpt-oss model `name`.
 
-    `context` is the context window in tokens; None for the default. Codex sorts its list of models by `priority`.
+    `context` is the context window in tokens; None selects the default. Codex sorts its list of models by `priority`.
     """
     window = context or DEFAULT_CONTEXT
     return {

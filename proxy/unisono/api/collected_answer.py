@@ -1,6 +1,6 @@
 """Collection of the events of a generation into one answer, for non-streaming requests.
 
-Non-streaming and streaming requests have the same events; there is no second code path.
+Streaming and non-streaming requests are answered from the same events, so there is no second way to generate.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ REDUNDANT: Final = frozenset({Opened, Delta, Listed})
 class CollectedAnswer:
     """A finished answer.
 
-    `items` are the Closed events in order, including those of items that were cut off. `repaired` are the repairs,
-    `ran` the outcomes of server tool calls. `compacted` is the compaction before the answer, if any.
+    `items` are the Closed events in order, including the events of truncated items. `repaired` are the Repaired events,
+    and `ran` the Ran events of server tool calls. `compacted` is the compaction before the answer, or None.
     """
 
     items: tuple[Closed, ...]
@@ -45,7 +45,8 @@ class CollectedAnswer:
 def collect(events: Iterable[Event]) -> CollectedAnswer:
     """Collect the events of a complete stream.
 
-    Raises ValueError if the last event is not Finished, and for events of a pass-through answer.
+    Raises ValueError unless the last event, and no earlier one, is Finished. Also raises ValueError for events of a
+    pass-through answer.
     """
     items: list[Closed] = []
     repaired: list[Repaired] = []

@@ -1,6 +1,6 @@
 """Answers to conversations that may have to be compacted first.
 
-Compaction replaces a conversation by a summary, which the model writes before it answers.
+Compaction replaces a conversation with a summary, which the model writes before it answers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ NO_SUMMARY: Final = "context_management: the model wrote no summary, so the conv
 class CompactionPlan:
     """Compaction of a conversation before its answer.
 
-    `items` are the items of the conversation. `rebuilt` returns the new conversation from the items that replace
-    `items`. The conversation is compacted if its prompt has at least `threshold` tokens, or in any case if `threshold`
-    is None. With `ends_answer`, the compaction is the whole answer. `instructions` are the client's instructions for
-    the summary.
+    `items` are the items of the conversation. `rebuilt` takes the items that replace `items`, and returns the new
+    conversation. The conversation is compacted if its prompt has at least `threshold` tokens. If `threshold` is None,
+    it is always compacted. If `ends_answer` is True, the answer ends after the compaction. `instructions` are the
+    client's instructions for the summary.
     """
 
     items: Sequence[Item]
@@ -56,17 +56,21 @@ class CompactionPlan:
     instructions: str = ""
 
     def replacement(self, summary: str) -> tuple[Item, ...]:
-        """Return the items that replace the conversation."""
+        """Return the items that replace the conversation, of which one contains `summary`.
+
+        If `summary` is empty, returns the items of the conversation itself.
+        """
         room = MAX_PRESERVED_CHARACTERS
         if self.threshold is not None:
             room = min(room, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)
         return compacted_items(self.items, summary, room)
 
     def is_applicable(self, request: GenerationRequest) -> bool:
-        """Return whether the conversation may be compacted. Without a threshold, it always may.
+        """Return whether the conversation may be compacted.
 
-        With a threshold, it may not if there is nothing to summarize, or if the request has the client's approvals of
-        tool calls. The compaction would remove the approved calls.
+        This is always the case without a threshold. With a threshold, the conversation is not compacted if there is
+        nothing to summarize. Nor is it compacted if the request approves or denies tool calls, because the compaction
+        would remove these calls.
         """
         if self.threshold is None:
             return True
@@ -83,9 +87,10 @@ def unknown_window() -> None:
 
 
 def threshold_of(wanted: int | None, window: Window) -> int:
-    """Return the prompt length in tokens from which a conversation is compacted.
+    """Return the smallest prompt length, in tokens, at which a conversation is compacted.
 
-    `wanted` is the client's threshold; None for the default. The result may be smaller.
+    `wanted` is the client's threshold in tokens; None selects the default. The result is smaller if the context window
+    requires it.
     """
     # A prompt that exceeds the context window could not be answered, so compaction begins below the window's size.
     largest = max(1, int((window() or DEFAULT_CONTEXT) * MAX_WINDOW_SHARE))
@@ -93,9 +98,9 @@ def threshold_of(wanted: int | None, window: Window) -> int:
 
 
 def request_to_count(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
-    """Return the request whose prompt tokens are counted.
+    """Return the request to use for counting the prompt tokens.
 
-    If the compaction is the whole answer, this is the request for the summary.
+    If the answer consists only of the compaction, this is the request for the summary.
     """
     return request if plan is None or not plan.ends_answer else summary_request(request, plan.instructions)
 
@@ -103,7 +108,7 @@ def request_to_count(request: GenerationRequest, plan: CompactionPlan | None) ->
 def start_answer(
     service: GenerationService, request: GenerationRequest, plan: CompactionPlan | None
 ) -> GenerationStream:
-    """Start the answer to a request. If the planned compaction is applicable, it comes first."""
+    """Start the answer to a request, after the compaction if `plan` is applicable."""
     if plan is None or not plan.is_applicable(request):
         return service.start(request)
     return CompactingStream(service, request, plan)
@@ -112,9 +117,9 @@ def start_answer(
 class CompactingStream(BatchStream):
     """Stream of an answer that first summarizes the conversation if its prompt is too long.
 
-    After such a compaction, the first event of the answer is Compacted. The journal holds the tokens of the answer, and
-    the journal's note holds the summary. A stream that resumes an interrupted answer from a journal uses this summary.
-    If there is no journal yet, the stream generates the summary again.
+    After such a compaction, the first event of the answer is Compacted. The journal contains the tokens of the answer,
+    and the journal's first record contains the summary as a note. A stream that resumes an interrupted answer from a
+    journal uses this summary. If there is no journal yet, the stream generates the summary again.
     """
 
     def __init__(self, service: GenerationService, request: GenerationRequest, plan: CompactionPlan) -> None:
@@ -178,7 +183,7 @@ class CompactingStream(BatchStream):
         return threshold is None or await self._service.count(self._request) >= threshold
 
     async def _summarize(self, stream: GenerationStream) -> AsyncGenerator[list[Event]]:
-        """Generate the summary, and yield one empty batch when it has begun."""
+        """Generate the summary; yield one empty batch when its generation has begun."""
         events: list[Event] = []
         has_begun = False
         async with aclosing(stream):
@@ -218,7 +223,7 @@ class CompactingStream(BatchStream):
     def _noted_compaction(self) -> Compacted | None:
         """Return the compaction recorded at the beginning of the journal, or None.
 
-        Raises StoreUnreadable if its record is damaged.
+        Raises StoreUnreadable if the record of the compaction is damaged.
         """
         noted: Mapping[str, Any] = noted_in(self._request.resumption.journal) or {}
         if (note := noted.get(NOTE)) is None:

@@ -15,7 +15,7 @@ EXPOSED += "x-unisono-notes"
 
 
 class Cors:
-    """Layer that lets listed origins read responses and send preflights."""
+    """Layer that lets web pages from `origins` read responses and send preflight requests."""
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app

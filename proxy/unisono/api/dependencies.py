@@ -29,7 +29,7 @@ PathId = Annotated[str, Path(json_schema_extra={"minLength": 1})]
 
 
 def provided(kind: type[Kind]) -> Any:
-    """Return FastAPI's dependency on the object of `kind` that was passed to `provide`."""
+    """Return a FastAPI dependency that finds the object of class `kind` passed to `provide`."""
 
     async def find(request: Request) -> Kind:
         return dependency(request, kind)
@@ -38,11 +38,11 @@ def provided(kind: type[Kind]) -> Any:
 
 
 def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
-    """Return FastAPI's dependency on the body of a request.
+    """Return a FastAPI dependency that parses the body of a request as a `kind`.
 
-    With `may_lack`, a missing body is read as an empty object. The dependency raises the errors of `read_json`, and
-    Pydantic's ValidationError. It replaces FastAPI's own parsing, which has none of the limits of `read_json` and
-    validates large bodies on the event loop.
+    If `may_lack` is True, a missing body is read as an empty object. The dependency raises the errors of `read_json`,
+    and Pydantic's ValidationError. FastAPI's own parsing has none of the limits of `read_json`, and validates large
+    bodies on the event loop.
     """
 
     async def parsed(request: Request) -> Model:
@@ -55,7 +55,7 @@ def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
 async def check_query(request: Request) -> None:
     """Raise UnsupportedValue for unknown and repeated query parameters.
 
-    A filter that is ignored would select too much.
+    If the gateway ignored an unknown filter, the response would contain more than the client asked for.
     """
     known: frozenset[str] = request.scope["route"].query_parameters
     sent = request.query_params.multi_items()

@@ -48,9 +48,9 @@ class DisconnectWatch:
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`.
+    """Await `work` and return its result.
 
-    If the client disconnects first, cancel `work` and raise ClientGone.
+    If the client disconnects first, cancels `work` and raises ClientGone.
     """
     # `work` runs in its own task. In the request's task, each wake-up would also resume the coroutines of the ASGI
     # layers.

@@ -1,4 +1,4 @@
-"""Fields of a request that name its end user, whose limits then apply to the caller."""
+"""Request fields that name the end user. The end user's limits then apply to the caller."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ END_USER: Final = "end_user"
 
 
 async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any], *user_fields: str) -> None:
-    """Apply the limits and models of the end user to the caller in the request's state.
+    """Restrict the caller in the request's state to the limits and models of the end user.
 
-    The first of `user_fields` with a value names the end user. A field may be a path such as `metadata.user_id`. Raises
-    InvalidRequest if the value is neither a string nor an integer, or if all fields are empty and the operator requires
-    an end user. Raises the errors of `apply_end_user` too.
+    The first of `user_fields` that has a value names the end user. A field may be a path such as `metadata.user_id`.
+    Raises InvalidRequest if the value is neither a string nor an integer, or if all fields are empty and the operator
+    requires an end user. Also raises the errors of `RequestRules.apply_end_user`.
     """
     state = state_of(connection)
     rules: RequestRules = state.get(RULES, NO_RULES)
@@ -40,12 +40,12 @@ async def identify_end_user(connection: HTTPConnection, body: Mapping[str, Any],
     if not user and rules.needs_user:
         first = user_fields[0]
         raise InvalidRequest(
-            f"'{first}' is missing: this gateway requires every request to name its end user. Set it.", param=first
+            f"'{first}' is missing: set it to the id of the end user, which this gateway requires.", param=first
         )
 
 
 def _value_at(body: Mapping[str, Any], field: str) -> Any:
-    """Return the value at a path such as `metadata.user_id`; None if it is missing."""
+    """Return the value at a path such as `metadata.user_id`; None if there is no value."""
     value: Any = body
     for step in field.split("."):
         value = value.get(step) if isinstance(value, dict) else None

@@ -86,7 +86,7 @@ MAX_STEP_LENGTH = 64
 
 
 def to_body(error: UnisonoError) -> dict[str, Any]:
-    """Return OpenAI's error object, as used in a body and in a stream."""
+    """Return an error in OpenAI's format, for response bodies and for events of a stream."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
@@ -95,8 +95,9 @@ class FailureFormat:
     """Error format of an API.
 
     `body` makes the error body from the error and the request id. `event` is the template of the event that reports the
-    error in a stream. `id_header` is a second header for the request id, besides `x-request-id`. `sign` is a header
-    name in lower case. If it is set, the format applies only to requests with this header.
+    error in a stream. `id_header` is the name of a second response header for the request id, besides `x-request-id`.
+    `sign` is the name of a request header in lower case. If `sign` is not empty, the format applies only to requests
+    with this header.
     """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]
@@ -134,7 +135,7 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
 
 
 def with_attempts(error: UnisonoError, caller: Caller | None) -> UnisonoError:
-    """Return the error. For the operator, its message includes the failed attempts."""
+    """Return the error. For the master key, the error's message lists the failed attempts."""
     # A virtual key belongs to a client. Only the operator may know the deployments.
     if not error.attempts or error.status < 500 or caller is None or caller.key:
         return error
@@ -211,7 +212,10 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
 
 
 async def outcome(work: Awaitable[None]) -> UnisonoError | None:
-    """Await `work`; return None on success, else the client-visible error. Raises ClientGone."""
+    """Await `work`. Return None if it succeeds, else the client-visible error.
+
+    Does not catch ClientGone.
+    """
     try:
         await work
     except ClientGone:
@@ -238,8 +242,8 @@ class ErrorResponses:
     """ASGI layer that converts exceptions of the inner layers to responses.
 
     If an exception occurs after the response has started, the connection is closed, so that the client cannot mistake a
-    partial response for a complete one. A failed write is not logged if the client has disconnected. A WebSocket that
-    is not accepted yet is refused with the HTTP response that a request would get. An open WebSocket is closed with the
+    partial response for a complete one. A failed write is not logged if the client has disconnected. If a WebSocket is
+    not accepted yet, it is refused with the HTTP error response of the exception. An open WebSocket is closed with the
     error code as the reason.
     """
 

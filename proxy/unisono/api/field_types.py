@@ -91,7 +91,7 @@ REFUSALS = {
 
 
 def refused(reason: str) -> PydanticCustomError:
-    """Return the error for a valid but unsupported value."""
+    """Return the validation error for a valid but unsupported value; `reason` is its text."""
     return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
 
 
@@ -101,9 +101,9 @@ def invalid_field(reason: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, slots=True)
 class FieldInput:
-    """Annotation with the input type `form` of a field, if it differs from the parsed type.
+    """Annotation for a field whose input type differs from its parsed type.
 
-    `form` is evaluated only for the OpenAPI document, so it does not slow down startup.
+    The input type `form` is evaluated only for the OpenAPI document, so it does not slow down startup.
     """
 
     form: Any
@@ -191,8 +191,8 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 class OpenModel(BaseModel):
     """Object in a request that may have unknown fields. A note reports fields without effect.
 
-    `FLATTENED` names fields that exist in the class but not in the request, which has their content directly in the
-    object. The paths in notes omit these names.
+    `FLATTENED` names fields that exist only in the class. In a request, their content is directly in the object. The
+    paths in notes omit these names.
     """
 
     FLATTENED: ClassVar[frozenset[str]] = frozenset()
@@ -218,7 +218,7 @@ def shortened(name: str) -> str:
 
 
 def smallest(budgets: Iterable[int | None]) -> int | None:
-    """Return the smallest budget; None if all are None or negative, which means no limit."""
+    """Return the smallest budget; None for no limit. None and negative budgets are no limit."""
     least: int | None = None
     for budget in budgets:
         if budget is not None and budget >= 0 and (least is None or budget < least):
@@ -227,12 +227,12 @@ def smallest(budgets: Iterable[int | None]) -> int | None:
 
 
 def only_neutral(name: str) -> Any:
-    """Return the definition of an unsupported field; the validator `neutral` checks its value."""
+    """Return the Pydantic definition of the unsupported field `name`, which `neutral` validates."""
     return Field(None, json_schema_extra={"enum": [*NEUTRAL[name]]})
 
 
 def neutral(value: Any, info: ValidationInfo) -> None:
-    """Validate an unsupported field: return None for a value without effect, else raise."""
+    """Validate an unsupported field: return None for a value that requests nothing, else raise."""
     assert info.field_name is not None
     if value not in NEUTRAL[info.field_name]:
         raise refused(REFUSALS[info.field_name])

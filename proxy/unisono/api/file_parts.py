@@ -1,6 +1,6 @@
 """Content parts with files, for the OpenAPI document only.
 
-The gateway replaces these parts by text before it validates a request.
+The gateway replaces these parts with text before it validates a request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ChatFilePart(OpenModel):
 class DocumentSource(OpenModel):
     """Content of a document.
 
-    The field `data` contains it for the types `base64` and `text`, else the field with the name of the type.
+    For the types `base64` and `text`, the field `data` contains the content. For the other types, the field is named
+    after the type.
     """
 
     type: Literal["base64", "text", "url", "content"]

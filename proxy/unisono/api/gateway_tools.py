@@ -42,22 +42,22 @@ MEANT: Final = frozenset({"container"})
 
 
 def builtin_for(kind: str) -> str:
-    """Return the builtin tool for a tool type, or "" for any other type."""
+    """Return the builtin tool that a tool type selects, or "" if it selects none."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
 def builtin_of(label: str) -> str:
-    """Return the builtin tool of a server label, or "" for a server of the request."""
+    """Return the builtin tool that the server with a label runs, or "" for any other server."""
     return label.removeprefix(LABEL) if label.startswith(LABEL) else ""
 
 
 def public_label(label: str) -> str:
-    """Return the server label that clients see: for a builtin tool, the tool's name."""
+    """Return the label that clients see: for a server of a builtin tool, the tool's name."""
     return builtin_of(label) or label
 
 
 def missing_setting(kind: str) -> str:
-    """Return the setting that enables a tool type, or "" if the type is not a builtin tool."""
+    """Return the setting that enables a tool type, or "" if the type selects no builtin tool."""
     builtin = builtin_for(kind)
     return builtin and SETTING + builtin
 
@@ -65,10 +65,10 @@ def missing_setting(kind: str) -> str:
 def to_builtin_servers(
     builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
-    """Return the available servers for builtin tools, each once.
+    """Return the servers in `servers` that run the tools in `builtins`, each once.
 
-    `owner` shares local programs among all of its requests. Servers at a URL are separate for each `session`, to which
-    the pages opened by a browser belong.
+    All requests of the same `owner` share the local programs. For a server at a URL, each `session` has its own state,
+    such as the pages that a browser has opened.
     """
     return tuple(
         replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else session)
@@ -78,14 +78,14 @@ def to_builtin_servers(
 
 
 def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
-    """Return the browser's results in a conversation, oldest first."""
+    """Return the results of browser calls in a conversation, oldest first."""
     return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
 
 
 def allowed(server: ToolServer, builtin: str) -> ToolServer:
     """Return the server with the label and the approval rules of a builtin tool.
 
-    Its calls need no approval, unless the operator requires it.
+    Calls of the tool need no approval, unless the operator requires approval for this server.
     """
     approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
     return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)
@@ -108,10 +108,10 @@ class GatewayOptions(OpenModel):
 
 @dataclass(frozen=True, slots=True)
 class RunnableTools:
-    """Servers whose tools run without approval.
+    """Servers whose tools the gateway runs without asking the client.
 
-    `by_default` applies to requests that do not set `run_tools`. `browser` is the server for web searches, which a
-    request can enable by itself.
+    If `by_default` is True, the tools are also available to requests that do not set `run_tools`. `browser` is the
+    server for web searches, which a request can enable separately; None if there is no such server.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -119,7 +119,7 @@ class RunnableTools:
     browser: ToolServer | None = None
 
     def servers_for(self, requested: bool | None, tenant: str) -> tuple[ToolServer, ...]:
-        """Return the servers to use; `requested` is the request's `run_tools`, or None if not set."""
+        """Return the servers for a request; `requested` is its `run_tools`, None if not set."""
         should_run = self.by_default if requested is None else requested
         return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
 
@@ -140,8 +140,8 @@ NOTHING_TO_RUN = RunnableTools()
 
 
 def server_tools_of(servers: Sequence[ToolServer]) -> ServerTools | None:
-    """Return the servers as server tools; None if there are no servers.
+    """Return ServerTools for the servers; None if there are no servers.
 
-    The answer does not list their tools for the client.
+    The answer does not tell the client which tools these servers have.
     """
     return ServerTools(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None

@@ -1,8 +1,8 @@
-"""Liveness and readiness of the gateway, open without a key, and its version.
+"""Routes for the gateway's version, and for its liveness and readiness, which need no key.
 
-The paths are LiteLLM's, and `/ping` and `/version` those of vLLM.
-Responses that need no key name no model, no backend and no address. They contain counts, error codes, and generic
-descriptions of a backend's fault and its remedy.
+`/ping` and `/version` are paths of vLLM, the other paths are LiteLLM's. A response to a request without a key contains
+no name of a model or backend, and no address. It contains counts, error codes, and generic descriptions of faults and
+their remedies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Readiness:
     def ready(self) -> bool:
         """True if at least one model works.
 
-        If one broken model made the whole gateway unready, a load balancer would cut off the working models too.
+        If one failed model made the whole gateway unready, a load balancer would cut off the working models too.
         """
         return any(self.models.values())
 

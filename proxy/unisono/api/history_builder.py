@@ -72,7 +72,7 @@ class ContentPart(OpenModel):
 def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
     """Return the visible text of a message's content, including refusals.
 
-    Raises InvalidRequest as `join` does.
+    Raises InvalidRequest with the field `param` if the text is too long for the tokenizer (see `join`).
     """
     texts = []
     for part in parts:
@@ -82,10 +82,10 @@ def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
 
 
 def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
-    """Join the texts that are not empty.
+    """Join the texts that are not empty, with `between` between them.
 
-    Raises InvalidRequest if the result is too long for the tokenizer: each part was checked alone, but together they
-    may form a run that is too long.
+    Raises InvalidRequest with the field `param` if the result has a run of characters that is too long for the
+    tokenizer. Each text was checked alone, but a run may extend over several texts.
     """
     some = [*filter(None, texts)]
     joined = between.join(some)
@@ -102,7 +102,7 @@ _TERMINATOR = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)
 
 @dataclass(slots=True)
 class _Pending:
-    """Call in the history, with its results so far."""
+    """Tool call in the history, with the results that were added so far."""
 
     call: AssistantCall
     results: list[str]
@@ -114,10 +114,10 @@ UNKNOWN_TOOL: Final = "unknown_tool"
 
 
 class History:
-    """Items in the order that the model must see.
+    """Items in the order in which the model must see them.
 
     A result is placed after its call if both belong to the same exchange. An exchange is a sequence of calls and
-    results between two items of other kinds. `notes` are notes for the client.
+    results, which messages or reasoning separate from the next sequence. `notes` are messages to the client.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class History:
         return any(isinstance(entry, OUTPUT) for entry in self._entries)
 
     def clear(self) -> None:
-        """Remove all items. The names of calls stay known, for their results."""
+        """Remove all items. `name_of` still knows the removed calls, because results may follow."""
         self._entries = []
         self.add()  # ends the exchange, and with it the errors about its items
 
@@ -176,8 +176,8 @@ class History:
     ) -> str:
         """Return the name of the tool of the call `call_id`, or `default` if the call is missing.
 
-        A missing call causes a note. `param` is the field with the id, and `sent` the id in the client's spelling.
-        `missing` says what is missing if the client sent no id.
+        If the call is missing, a note tells the client. `param` is the field with the id, and `sent` the id in the
+        client's spelling. If the client sent no id, `missing` is the reason to use in the note.
         """
         name = self._names.get(call_id)
         if name is not None:
@@ -190,7 +190,7 @@ class History:
     def leave_out(self, error: InvalidRequest, reason: str) -> None:
         """Record that an item was left out, with a note for the client.
 
-        If the current exchange is the last one, `check_results` raises `error`.
+        `check_results` raises `error` if no other exchange follows the current one.
         """
         self._left_out.append(error)
         self.notes.append(f"{error.param}: no effect, because {reason}")
@@ -202,9 +202,9 @@ class History:
     # has a result with an unknown id, and either a call in this exchange has no result, or the earlier history is
     # stored in the gateway, where no client truncates it.
     def check_results(self, *, has_stored_history: bool = False) -> None:
-        """Raise InvalidRequest for a reference in the last exchange that must be a mistake.
+        """Raise InvalidRequest for a result or reference in the last exchange that is a mistake.
 
-        `has_stored_history` is True if the items before those of the request are stored in the gateway.
+        `has_stored_history` is True if the gateway has stored the items that precede the request's items.
         """
         if self._left_out:
             raise self._left_out[0]

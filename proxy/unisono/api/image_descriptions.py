@@ -1,6 +1,6 @@
-"""Descriptions of images by a vision model, for a model that reads text only.
+"""Descriptions of images by a vision model, for a model that reads only text.
 
-The vision model is another model of this gateway, so that the limits and the usage of the caller's key apply to it.
+The vision model is a different model of this gateway, so the caller's limits apply, and the usage is counted.
 The gateway fetches no images: the vision backend gets image data and URLs as the client sent them.
 """
 
@@ -47,7 +47,7 @@ PROMPT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ImageDescription:
-    """Description of an image; `problem` is the reason if there is no description."""
+    """Description of an image, in `text`. If there is no description, `problem` is the reason."""
 
     text: str = ""
     problem: str = ""
@@ -73,7 +73,7 @@ class VisionRequest:
 
 
 class DescriptionCache:
-    """Least recently used cache of descriptions. Failures expire; `clock` is in seconds."""
+    """LRU cache of descriptions and failures. Only failures expire. `clock` returns seconds."""
 
     def __init__(self, capacity: int = MAX_CACHED_DESCRIPTIONS, clock: Callable[[], float] = monotonic) -> None:
         self._capacity = capacity
@@ -99,9 +99,9 @@ class DescriptionCache:
 
 
 class ImageDescriber:
-    """Source of image descriptions, from the cache or from the vision model through `service`.
+    """Source of image descriptions, from the cache or from the vision model.
 
-    A failure raises no exception: the description then contains the problem.
+    A failure raises no exception. Instead, the ImageDescription contains the problem.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ImageDescriber:
         self._cache.put(key, ImageDescription(text) if text else NO_TEXT)
 
     async def _answer(self, url: str, vision: VisionRequest) -> str:
-        """Return the description; empty for a refusal. Raises the errors of a generation."""
+        """Return the model's description; "" for a refusal. Raises the errors of a generation."""
         parts: list[Json] = [{"type": "text", "text": PROMPT}, {"type": "image_url", "image_url": {"url": url}}]
         body: dict[str, Json] = {
             "model": vision.model,
@@ -165,7 +165,7 @@ class ImageDescriber:
 
 
 def _url_of(part: Mapping[str, Any]) -> str:
-    """Return the address of an image part of any API, or "" for an unusable one."""
+    """Return the URL in an image part of any API, or "" if it has no usable URL."""
     image, source = part.get("image_url"), part.get("source")
     url = image.get("url") if isinstance(image, dict) else image or part.get("url")
     if isinstance(source, dict):

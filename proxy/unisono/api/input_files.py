@@ -1,6 +1,6 @@
-"""Files in requests: reading the parts of each API, and replacing these parts by text.
+"""Files in requests: reading the file parts of each API, and replacing the parts with text.
 
-The text of a file is quoted with the file's name, between two marks that the text does not contain. The same file
+A file becomes its name and its text, between two lines with a code that does not occur in the text. The same file
 becomes the same text in every request and every process.
 """
 
@@ -70,8 +70,8 @@ Values: TypeAlias = tuple[Any, ...]
 class FilePart:
     """File part of a request.
 
-    `content` is the file, or a FileText with the problem. `fields` maps each FileField to the field's path within the
-    part, for error messages.
+    `content` is the file, or a FileText with the reason why there is no file. `fields` maps each FileField to the
+    field's path within the part, for error messages.
     """
 
     content: InputFile | FileText
@@ -85,7 +85,7 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedFile:
-    """Text that replaces a file part, or the problem with the field `param`."""
+    """Text that replaces a file part; if there is no text, the `problem` with the field `param`."""
 
     text: str = ""
     note: str = ""
@@ -156,7 +156,7 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
 
 
 def _ignored(values: Values, fields: Mapping[FileField, str]) -> str:
-    """Return a note on fields without effect: only the first one with content is read."""
+    """Return a note on fields that are ignored, because only the first with content is read."""
     first, *others = [fields[one] for value, one in zip(values, CONTENT, strict=True) if value] or [""]
     return f"{' and '.join(others)} without effect, because {first} has the content" if others else ""
 
@@ -166,7 +166,7 @@ def _name_of(content: InputFile | FileText) -> str:
 
 
 def _source_values(source: Mapping[str, Any]) -> Values:
-    """Return data, URL and id of a Messages source; those not of the source's type are None."""
+    """Return the data, URL and id of a Messages source. Only the value for its type is not None."""
     kind = source.get("type")
     return tuple(source.get(name) if kind == at else None for at, name in SOURCES.items())
 
@@ -193,7 +193,7 @@ def _content(values: Values, name: str, media_type: str, max_bytes: int) -> Inpu
 
 
 def _last(url: str) -> str:
-    """Return the last part of the path of a URL."""
+    """Return the last segment of a URL's path, decoded."""
     path = url.partition("?")[0].partition("#")[0].partition("://")[2]
     return unquote(path.partition("/")[2].rpartition("/")[2], errors="replace")
 
@@ -235,9 +235,10 @@ def _replaced(at: str, part: FilePart, text: FileText) -> ReplacedFile:
 
 
 def quoted_file(name: str, text: str) -> str:
-    """Return a file as text for the model: its name and its text between two lines with a mark.
+    """Return a file as text for the model: its name, and its text between two lines with a mark.
 
-    The mark is a hash of the file and does not occur in it, so the text cannot imitate the end of the file.
+    The mark is a hash of the name and the text that does not occur in them. So the text cannot imitate the end of the
+    file.
     """
     shown = _NOT_IN_NAME.sub("_", well_formed(name)).strip() or DEFAULT_NAME
     if len(shown) > MAX_NAME_LENGTH:

@@ -1,4 +1,4 @@
-"""Responses with one JSON body, written past the ASGI layers. Event streams are in `sse`."""
+"""Responses that consist of one JSON body. The module `sse` contains event streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY_WRITER = "body_writer"
 
 
 class BodyWriter(Protocol):
-    """Writer of parts of a response's body. `write` requires that `is_ready` returns True."""
+    """Writer for the body of a response. Call `write` only if `is_ready` returns True."""
 
     def join_head(self) -> None:
         """Write the head of the response together with the first part of the body, not alone.
@@ -26,7 +26,7 @@ class BodyWriter(Protocol):
         ...
 
     def is_head_written(self) -> bool:
-        """Return whether the head was written. It never is if the client disconnected first."""
+        """Return whether the head was written. It is never written if the client disconnects first."""
         ...
 
     def is_ready(self) -> bool: ...
@@ -38,7 +38,7 @@ RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 
 
 def encoded(headers: Mapping[str, str]) -> RawHeaders:
-    """Return headers as in ASGI messages. The names must be in lower case."""
+    """Encode headers for an ASGI message. The names must be in lower case."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 

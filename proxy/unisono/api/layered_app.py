@@ -1,4 +1,4 @@
-"""Application of a gateway: ASGI layers, `direct` routes, and FastAPI for the others.
+"""ASGI application of the gateway: layers, `direct` routes, and FastAPI for other routes.
 
 The modules of an API, and FastAPI with the modules of its routes, are imported in a thread for the first request that
 needs them, because many gateways serve only one API. FastAPI alone takes 0.2 s and 10 MB.
@@ -31,7 +31,7 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class LazyRoutes:
-    """Routes that are imported for the first request to one of them.
+    """Routes whose modules are imported for the first request to one of these routes.
 
     The path of each route starts with one of `path_prefixes`. `load` is called in a thread. It puts the dependencies
     of the routes into the state of the application, and returns the routes.
@@ -44,10 +44,10 @@ class LazyRoutes:
 class LayeredApp:
     """ASGI application with `layers`, outermost first, one of which must be `ErrorResponses`.
 
-    The application itself calls the WebSockets and those `direct` endpoints of `routes` and `lazy` whose paths are
-    fixed. Starlette and FastAPI would need ten more layers per request. For all other requests, `build_fastapi` returns
-    the FastAPI application of all routes. It is called after all `lazy` routes are loaded, with the `state` of this
-    application, which FastAPI must use too.
+    The application itself calls the WebSocket endpoints, and the `direct` endpoints whose paths have no parameters.
+    Starlette and FastAPI would need ten more layers per request. A FastAPI application of all routes answers the other
+    requests. `build_fastapi` is called once, after all `lazy` routes are loaded, with the `state` that FastAPI must
+    share with this application.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LayeredApp:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """All routes once FastAPI is built; until then only the direct ones."""
+        """All routes if the FastAPI application is built, else only the `direct` routes."""
         return [*self._direct.values()] if self._fastapi is None else self._fastapi.router.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

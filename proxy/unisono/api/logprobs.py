@@ -13,9 +13,10 @@ MAX_TOP_LOGPROBS: Final = 20
 
 
 def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[dict[str, Any]]:
-    """Return an entry for each token that `text` completes, with at most `top` alternatives.
+    """Return an entry for each token that ends in `text`, with at most `top` alternatives.
 
-    `text` is the next part of the text of item number `item`, from 0. Text that the gateway inserts has no entries.
+    `text` is the next part of the text of the item with the 0-based index `item`. Text that the gateway inserts has no
+    entries. Without a `log`, there are no entries.
     """
     if log is None:
         return []
@@ -25,7 +26,7 @@ def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[d
 def to_choice_logprobs(content: Sequence[Mapping[str, Any]], *, unfit: bool = False) -> dict[str, Any]:
     """Return the `logprobs` of a choice of Chat Completions.
 
-    `unfit` is True if the tokens belong to a refusal.
+    `content` has one entry per token. `unfit` is True if the tokens belong to a refusal.
     """
     return {"content": None if unfit else content, "refusal": content if unfit else None}
 

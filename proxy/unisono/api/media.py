@@ -2,9 +2,9 @@
 
 gpt-oss reads text only. An image in the newest user message is refused, because the answer could not refer to it.
 Clients send earlier images, and images in tool results, again with every later request. Refusing these images would
-end the session, so each of them is replaced by one line of text. If the operator configured a vision model, the line
-describes the image, also in the newest message. Files in all messages are replaced by their texts. Images are described
-and files are read before validation, which does no I/O.
+end the session, so each of them is replaced with one line of text. If the operator configured a vision model, this line
+describes the image, and images in the newest message are replaced too. Files in all messages are replaced with their
+texts. Images are described and files are read before validation, because validation does no I/O.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _never() -> bool:
 
 
 async def all_read(_: Sequence[Any]) -> int:
-    """Return 0, the index of the first item that the model reads: it reads all items."""
+    """Return 0 as the index of the first item that the model reads: the model reads all items."""
     return 0
 
 
@@ -53,9 +53,10 @@ async def all_read(_: Sequence[Any]) -> int:
 class MediaRules:
     """Treatment of the media in one request.
 
-    `strips_newest` returns whether media in the newest user message are replaced too, and not refused. `descriptions`
-    contains the descriptions of images, and `files` the texts of files, both by the positions of their parts. `begin`
-    is the index of the first item that the model reads. A compaction replaces earlier items, so they cause no notes.
+    `strips_newest` returns True if media in the newest user message are replaced instead of refused. `descriptions`
+    contains the descriptions of images, and `files` the texts of files. The keys of both are the paths of the parts in
+    the request. `begin` is the index of the first item that the model reads. A compaction replaces the items before
+    this one, so their media cause no notes.
     """
 
     strips_newest: Callable[[], bool] = _never
@@ -74,8 +75,8 @@ class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
     `HISTORY` is the name of the field with the history. `INSTRUCTIONS` is the name of a field with parts that precede
-    the history, or "". Validation replaces media in both fields. With `KEEPS_NEWEST`, media in the newest user message
-    stay and are refused, unless the context contains different rules.
+    the history, or "". Validation replaces media in both fields. If `KEEPS_NEWEST` is True, media in the newest user
+    message are not replaced but refused, unless the validation context contains other MediaRules.
     """
 
     HISTORY: ClassVar[str] = "messages"
@@ -104,7 +105,7 @@ class MediaHistory(OpenModel):
 
 
 class ModelWithRules(Protocol):
-    """Settings of a model on any API surface."""
+    """Settings of a model for any API, of which only `rules` matter here."""
 
     @property
     def rules(self) -> ModelRules: ...
@@ -115,8 +116,8 @@ class MediaSource:
     """Body of a request whose media are to be replaced, with the caller who sent the body.
 
     `kind` is the class of the request, and `size` the size of the body in bytes. If `can_ask` is False, the vision
-    model is not called, for example when only tokens are counted. `begin` returns the index of the first item of the
-    history that the model reads. If the client of `request` disconnects, no more files are read.
+    model is not called, for example when only tokens are counted. `begin` takes the items of the history, and returns
+    the index of the first item that the model reads. If the client of `request` disconnects, no more files are read.
     """
 
     body: Mapping[str, Any]
@@ -131,8 +132,8 @@ class MediaSource:
     async def file_texts(self, media: MediaRemoval, reader: FileReader) -> dict[str, ReplacedFile]:
         """Return the texts that replace the file parts in `media`.
 
-        Raises FilesBusy if too many files are waiting. Raises ClientGone if the client disconnects first, because its
-        files must not delay the files of other clients.
+        Raises FilesBusy if too many files are waiting to be read. If the client disconnects first, stops reading and
+        raises ClientGone, so that this client's files do not delay the files of other clients.
         """
         reading = replaced_files(media.files, reader, self.caller.tenant, self.size)
         return await (reading if self.request is None else until_disconnect(self.request, reading))
@@ -147,8 +148,8 @@ async def media_context(
     """Return Pydantic's validation context for a body, which contains its MediaRules.
 
     The rules contain descriptions of images and texts of files. The model is looked up only if the body has images or
-    files, or if the newest user message has media that the model's rules may strip. Raises FilesBusy if too many files
-    are waiting.
+    files, or if the newest user message has media that may have to be replaced. Raises FilesBusy if too many files are
+    waiting to be read.
     """
     is_large = source.size > OFF_LOOP_BYTES
     args = source.body, source.kind
@@ -200,9 +201,10 @@ def has_parts(body: Mapping[str, Any], kind: type[MediaHistory]) -> bool:
 
 
 async def file_context(source: MediaSource, reader: FileReader | None) -> dict[str, MediaRules]:
-    """Return the validation context for a body that names no model. It has only texts of files.
+    """Return Pydantic's validation context for a body that names no model.
 
-    Raises FilesBusy if too many files are waiting.
+    The context contains the texts of files, but no descriptions of images. Raises FilesBusy if too many files are
+    waiting to be read.
     """
     if reader is None:
         return {}
@@ -212,9 +214,10 @@ async def file_context(source: MediaSource, reader: FileReader | None) -> dict[s
 
 
 async def with_file_texts(source: MediaSource, reader: FileReader | None) -> Mapping[str, Any]:
-    """Return the body with the texts of its files, for hooks before a pass-through model.
+    """Return the body with texts instead of files, for the hooks of a pass-through request.
 
-    If there are no files or no reader, returns the body itself. Raises FilesBusy if too many files are waiting.
+    If there are no files or no reader, returns the body itself. Raises FilesBusy if too many files are waiting to be
+    read.
     """
     media = None if reader is None else await _media_in(source)
     if reader is None or media is None or not media.files:
@@ -235,8 +238,8 @@ async def _media_in(source: MediaSource, begin: int = 0) -> MediaRemoval:
 class MediaRemoval:
     """Replacement of media in the items of one history, and in the `instructions` before it.
 
-    `notes` tell the client which parts were replaced. `images` and `files` are the replaced parts by position.
-    `has_lost_media` is True if a part was replaced without a description of the image or the text of the file.
+    `notes` tell the client which parts were replaced. `images` and `files` are the replaced parts, by their paths in
+    the request. `has_lost_media` is True if an image was replaced without a description, or a file without its text.
     """
 
     # Rules.
@@ -319,7 +322,10 @@ class MediaRemoval:
         return {"type": text, text: "\n".join([*filter(_is_text, about), self._line(kind, path)])}
 
     def _within(self, part: dict[str, Any], field: str, path: str, *, keeps: bool) -> dict[str, Any]:
-        """Return `part` without the media in its field `field`; `part` itself if nothing changes."""
+        """Return `part` without the media in its field `field`; `part` itself if nothing changes.
+
+        `path` is the path of the part. `keeps` is True in the newest user message, whose media are refused by default.
+        """
         inner, at = part.get(field), f"{path}.{field}"
         without = self._parts(inner, at, keeps=keeps) if isinstance(inner, list) else self._part(inner, at, keeps=keeps)
         return part if without is inner else {**part, field: without}
@@ -342,7 +348,10 @@ class MediaRemoval:
 
 
 def _on_own_lines(part: dict[str, Any], *, is_first: bool, is_last: bool) -> dict[str, Any]:
-    """Return a text part with line breaks between it and its neighbours."""
+    """Return a text part with line breaks before and after its text.
+
+    The first part gets none before its text, and the last part none after its text.
+    """
     name = part["type"]
     return {**part, name: "\n" * (not is_first) + part[name] + "\n" * (not is_last)}
 
@@ -364,7 +373,7 @@ def _same_if_unchanged(new: list[Any], old: list[Any]) -> list[Any]:
 
 
 def _is_user_message(item: Any) -> bool:
-    """Return whether an item is a message of the user and not only the results of tools."""
+    """Return whether an item is a user message that does not consist only of tool results."""
     if not isinstance(item, dict) or item.get("role") != "user":
         return False
     parts = item.get("content")
@@ -374,5 +383,5 @@ def _is_user_message(item: Any) -> bool:
 
 
 def _is_tool_message(item: Any) -> bool:
-    """Return whether an item is the message of a tool in Chat Completions."""
+    """Return whether an item is a Chat Completions message with the result of a tool."""
     return isinstance(item, dict) and item.get("role") in ("tool", "function")

@@ -34,7 +34,7 @@ METRICS = RouteTable("gateway", prefixes=("",))
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Source of the metrics. If they contain names of keys, only the master key may read them."""
+    """Source of the metrics. If `names_keys` is True, only the master key may read the metrics."""
 
     page: MetricsPage
     names_keys: bool
@@ -46,7 +46,7 @@ async def get_metrics(request: Request) -> Response:
     source = dependency(request, MetricsSource)
     caller: Caller = request.state.caller
     if source.names_keys and caller.key:
-        raise NotAllowed("These metrics contain the names of other keys: use the master key.")
+        raise NotAllowed("These metrics contain the names of other keys: use the master key to read them.")
     text = await source.page()
     if text is None:
         raise NotFound("Metrics are disabled on this gateway; the operator can set `unisono.metrics`.")
@@ -54,7 +54,7 @@ async def get_metrics(request: Request) -> Response:
 
 
 def listening_address(listen: str) -> tuple[str, int]:
-    """Parse `host:port`. Raises ValueError for a wrong form, and if the host is not loopback."""
+    """Parse `host:port`. Raises ValueError for any other form, and unless the host is loopback."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:

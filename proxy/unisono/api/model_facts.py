@@ -74,9 +74,9 @@ class ModelGroupList(AnswerModel):
 
 
 def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, float | None, float | None]:
-    """Return USD per token of input, output and cached input; each None if it has no price.
+    """Return the prices of input, output and cached input in USD per token.
 
-    The alias of a model has no price of its own.
+    All three are None for a model without a price, such as an alias.
     """
     price = prices.of_model.get(card.id)
     if price is None:
@@ -85,7 +85,7 @@ def costs_per_token(card: ModelCard, prices: PriceList) -> tuple[float | None, f
 
 
 def costs_per_unit(card: ModelCard, prices: PriceList) -> dict[str, float | None]:
-    """Return USD per unit, by LiteLLM's keys; None for a unit without a price."""
+    """Return the prices in USD per unit, by LiteLLM's names; None for a unit without a price."""
     price = prices.of_model.get(card.id, FREE)
     units = {
         "input_cost_per_query": price.queries,

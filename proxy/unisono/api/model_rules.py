@@ -42,10 +42,11 @@ class ModelRules:
     """Rules of one model.
 
     `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower limit.
-    `unmended` names disabled recovery rules. If a deployment fails after output was emitted, `failover` permits a
-    different deployment to continue the answer. `forbidden_tools` applies to requests that allow no tool call. With
-    `strips_media`, images in the newest user message are replaced like earlier images, and not refused. `vision_model`
-    is the model group that describes images, or None. `defaults` apply to fields that a request does not set.
+    `unmended` contains the names of disabled recovery rules. If `failover` is True, a different deployment continues
+    the answer when a deployment fails after output was emitted. `forbidden_tools` is the treatment of the declared
+    tools if a request allows no tool call. If `strips_media` is True, images in the newest user message are replaced
+    like earlier images, and not refused. `vision_model` is the model group that describes images, or None. `defaults`
+    apply to fields that a request does not set.
     """
 
     reasoning_budget: int | None = None
@@ -57,9 +58,9 @@ class ModelRules:
     defaults: AnswerDefaults = NO_DEFAULTS
 
     def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
-        """Apply the rules that a request cannot change.
+        """Return the request with the rules that clients cannot change.
 
-        `recoveries` are the recovery rules that were applied to the body of the request.
+        `recoveries` are the names of the recovery rules that were applied to the body of the request.
         """
         answer, routing, origin = request.answer, request.routing, request.origin
         # Most models have no rules, and a copy of a request takes longer than the comparison.

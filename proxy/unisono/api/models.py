@@ -1,7 +1,7 @@
 """List of models, `/v1/models`.
 
 Anthropic's clients get Anthropic's format, all other clients OpenAI's. For Codex, OpenAI's list also contains Codex's
-catalogue. A card contains no address and no key, so these lists cannot reveal backends.
+model catalogue. A ModelCard contains no address and no key of a backend, so the lists cannot reveal any.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ModelCard(Protocol):
 
     @property
     def passes(self) -> bool:
-        """True if the model is not gpt-oss, so that its abilities are unknown."""
+        """True if requests are passed through: the model is not gpt-oss, its abilities are unknown."""
         ...
 
     @property
     def is_stored(self) -> bool:
-        """True if all its deployments are in the store, none in the configuration file."""
+        """True if all deployments of the model are in the store, not in the configuration file."""
         ...
 
 
@@ -58,10 +58,10 @@ NO_PRICES = PriceList()
 
 @dataclass(frozen=True, slots=True)
 class ModelCards:
-    """Source of the lists.
+    """Source of the lists of models.
 
-    `cards` returns the models that a caller may currently use. `created` is the creation time of all models in the
-    lists, as Unix time in seconds. `prices` are the prices of the models.
+    `cards` returns the models that a caller may currently use. `created` is the creation time that the lists show for
+    every model, as Unix time in seconds. `prices` are the prices of the models.
     """
 
     cards: Callable[[Caller], Sequence[ModelCard]]
@@ -130,7 +130,7 @@ def to_anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
 
 
 def select_page(cards: Sequence[ModelCard], query: Mapping[str, str]) -> tuple[Sequence[ModelCard], bool]:
-    """Return a page of Anthropic's list, and whether more models follow in the paging direction.
+    """Return a page of Anthropic's list, and True if there is another page in this direction.
 
     Raises InvalidRequest for an invalid page size or an unknown id.
     """

@@ -21,7 +21,7 @@ class Chunks(Protocol):
 
 
 def chunk_source(streams: Sequence[GenerationStream], chunks: Chunks) -> EventSource[Any]:
-    """Return the source of the chunks of all generations."""
+    """Return a source that yields the chunks of all generations in one stream."""
     # The usual case needs no tasks.
     if len(streams) == 1:
         return generation_source(streams[0], partial(chunks.write, 0))
@@ -29,7 +29,7 @@ def chunk_source(streams: Sequence[GenerationStream], chunks: Chunks) -> EventSo
 
 
 class MergedStreams:
-    """Batches of several generations as they arrive, each with the index of its generation."""
+    """Batches of several generations, as they arrive, each with its generation's 0-based index."""
 
     def __init__(self, streams: Sequence[GenerationStream]) -> None:
         self._streams = streams
@@ -39,7 +39,7 @@ class MergedStreams:
         return self._batches
 
     async def aclose(self) -> None:
-        """Release the backends of all generations, even if nothing was read."""
+        """Release the backends of all generations, even if no batch was read."""
         await self._batches.aclose()
         await close_all(self._streams)
 
@@ -98,13 +98,13 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
 
 
 def _note_failure(streams: Sequence[GenerationStream], error: Exception) -> None:
-    """Record in all reports that the failure of a choice ended the streams, not a disconnect."""
+    """Record in all reports that the streams ended because one choice failed with `error`."""
     for stream in streams:
         stream.report.facts.sibling_failure = error
 
 
 async def start_all(service: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
-    """Start all generations. If one fails to start, those already started are closed."""
+    """Start all generations. If one generation fails to start, the others are closed."""
     streams: list[GenerationStream] = []
     try:
         streams += map(service.start, choices)

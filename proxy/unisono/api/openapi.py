@@ -126,9 +126,9 @@ def to_document(routes: Sequence[BaseRoute]) -> Schema:
 
 
 def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:
-    """Return the schemas that `places` refer to.
+    """Return the schemas to which `places` (parts of the document) refer, also indirectly.
 
-    FastAPI's own list also contains types to which fields are converted, and which never occur in a body.
+    FastAPI also lists types that exist only inside the gateway, such as the types to which fields are converted.
     """
     places = tuple({name: value for name, value in each.items() if name != "schemas"} for each in places)
     found = list(dict.fromkeys(_SCHEMA.findall(json.dumps(places))))
@@ -164,7 +164,7 @@ def _failure(kind: str, status: int) -> Schema:
 
 
 def _kinds(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
-    """Yield all error classes of the gateway, without those added by hooks."""
+    """Yield all error classes of the gateway, but not the error classes of hooks."""
     for kind in root.__subclasses__():
         if kind.__module__ == root.__module__:
             yield kind

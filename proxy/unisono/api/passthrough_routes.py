@@ -61,7 +61,7 @@ NO_TEXT: Final = frozenset(
 STRUCTURE: Final = frozenset(
     ("type", "role", "id", "call_id", "tool_call_id", "status", "phase", "name", "detail", "format", "cache_control")
 ) | {"encrypted_content", "signature"}
-# Fields outside of the conversation whose texts the model reads.
+# Fields outside the conversation whose texts the model reads.
 AROUND: Final = ("instructions", "prompt", "documents")
 STATEFUL: Final = ("background", "previous_response_id", "conversation")
 # Field of the conversation, name of the surface, and fields of the output limit, by API.
@@ -72,9 +72,9 @@ IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
 
 
 def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
-    """Return the answer mode of the model that a body names; the default for other names.
+    """Return the deployment group and the answer mode of the model that a body names.
 
-    Errors are ignored here, because the engine reports them.
+    Returns the defaults for an unknown or forbidden model, because the engine reports such errors later.
     """
     name = body.get("model")
     if find is not None and (name is None or isinstance(name, str)):
@@ -86,7 +86,7 @@ def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> S
 def check_stateless(body: Mapping[str, Json]) -> None:
     """Raise UnsupportedValue if a request needs stored state or tools of the gateway.
 
-    Pass-through models support neither state nor such tools. The error names the field.
+    Pass-through models support neither stored state nor the gateway's tools. The error names the field.
     """
     for field in STATEFUL:
         if body.get(field) not in (None, False):
@@ -137,9 +137,9 @@ def to_generation_request(
     request_id: str,
     readable: Mapping[str, Json] | None = None,
 ) -> GenerationRequest:
-    """Return the generation request of a pass-through request.
+    """Return the generation request of a pass-through request to the deployment group `model`.
 
-    The conversation of the result contains the texts of the body, for hooks. `readable` is the body with texts instead
+    For hooks, the conversation of the result contains the texts of the body. `readable` is the body with texts instead
     of files; None if the body has no files.
     """
     field, surface, _ = IN_BODY[passthrough.api]
@@ -167,10 +167,10 @@ async def passed_through(
     keep_alive_s: float,
     readable: Mapping[str, Json] | None = None,
 ) -> Response:
-    """Forward a body and return the answer.
+    """Forward a body to the deployment group `group`, and return the answer.
 
     Hooks see `readable`, the body with texts instead of files; None if the body has no files. Raises InvalidRequest if
-    `stream` is not a boolean, and the errors with which the service refuses a request.
+    `stream` is not a boolean. Raises the errors of `service` if it refuses the request.
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
@@ -272,7 +272,8 @@ class StartedStream(BatchStream):
 async def start_whole(stream: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
     """Wait for the first batch, and read the whole body if the answer is passed through.
 
-    Returns the stream, and the body or None. The stream is closed after the body is read, and after a failure.
+    Returns the stream, and the body, or None if the answer is not passed through. The stream is closed after its body
+    was read, and after a failure.
     """
     try:
         first, passes = await start_stream(stream)
@@ -292,7 +293,7 @@ async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
 def either_source(
     stream: GenerationStream, api: Api, otherwise: Callable[[list[Event]], bytes]
 ) -> EventSource[list[Event]]:
-    """Return the source of a stream that may be passed through, depending on its first batch.
+    """Return the event source of a stream whose first batch shows if it is passed through.
 
     `otherwise` converts a batch to bytes if the answer is not passed through.
     """
@@ -311,7 +312,7 @@ def either_source(
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
-    """Return the texts of a body as conversation items, also the texts of calls and reasoning."""
+    """Return the texts of a body as conversation items, including texts of calls and reasoning."""
     items: list[Item] = [DeveloperMessage(text) for name in AROUND if (text := readable_text(body.get(name)))]
     value = body.get(field)
     if isinstance(value, str):
@@ -335,7 +336,7 @@ def _items(body: Mapping[str, Json], field: str) -> list[Item]:
 
 
 def readable_text(value: Json) -> str:
-    """Return the texts in a part of the body, in order, one per line."""
+    """Return the texts in a JSON value of the body, in order, joined by line breaks."""
     found: list[str] = []
     # A stack, because a body may be nested more deeply than Python recurses.
     stack = [value]

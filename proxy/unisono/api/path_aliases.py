@@ -46,7 +46,7 @@ class PathAliases:
 
 
 def resolved(path: str) -> tuple[str, str]:
-    """Return the gateway's path, and the model that the path names, or an empty string."""
+    """Return the gateway's path for `path`, and the model that `path` names, or ""."""
     # Nearly all paths are the gateway's own.
     if not path.startswith(("/openai/", "/v1/engines/", "/engines/")):
         return path, ""

@@ -1,4 +1,4 @@
-"""Layer that gives each request an id and a trace context, and passes on its record."""
+"""Layer that gives each request an id and a trace context, and sends its record to sinks."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
 
 
 def _fields_with_notes(state: Mapping[str, Any]) -> list[str]:
-    """Return the names of a request's fields and headers that have no effect, from its state."""
+    """Return the names of the fields and headers for which the request's state contains notes."""
     notes = (*state.get(NOTES, ()), *state.get(HEADER_NOTES, ()))
     return noted_fields(notes) if notes else []
 

@@ -67,7 +67,7 @@ SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSch
 
 
 class SamplingFields(OpenModel):
-    """Sampling fields of a request; null or absent means the default."""
+    """Sampling fields of a request. A field that is null or absent has its default."""
 
     seed: Seed | None = None
     temperature: Temperature | None = None
@@ -84,7 +84,7 @@ _SAMPLING_FIELDS: Final = frozenset(SamplingFields.model_fields)
 
 
 def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) -> Sampling:
-    """Return the sampling values: the request's, else the defaults, else those of `Sampling`."""
+    """Return each sampling value from the request, else from `defaults`, else from `Sampling`."""
     return Sampling(**{**defaults.sampling, **sampling_in(fields)})
 
 
@@ -101,7 +101,7 @@ def sampling_in(fields: SamplingFields) -> dict[str, Any]:
 
 
 class ReasoningField(StrEnum):
-    """Name of the field with the reasoning. Clients expect different names; the default is both."""
+    """Answer fields that contain the reasoning: by default both, because clients read either."""
 
     BOTH = "both"
     REASONING = "reasoning"

@@ -50,7 +50,7 @@ class RequestSource:
 
 
 async def _actor(request: Request) -> Actor:
-    """Check the query parameters of a request, and return who sent the request, with their role.
+    """Check the query parameters of a request, and return its sender as an Actor with a role.
 
     Raises UnsupportedValue for an unknown or repeated parameter.
     """
@@ -89,7 +89,7 @@ class Percentiles(AnswerModel):
 
 
 class RequestPoint(AnswerModel):
-    """Counts of the requests that ended in an interval, which begins at `at`."""
+    """Counts of the requests that ended in the interval that begins at `at` (Unix time)."""
 
     at: Count
     requests: Count
@@ -130,7 +130,7 @@ async def list_requests(
     since: Time = 0.0,
     until: Time = ABSENT,
 ) -> Response:
-    """List the latest requests: those of the key, or of all keys for the master key.
+    """List the latest request records that the key may see.
 
     A page may be shorter than `limit` although `has_more` is true, because a query visits a limited number of records.
     """

@@ -52,8 +52,8 @@ Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(
 class ResponseFormat(OpenModel):
     """`response_format` of Chat Completions.
 
-    The schema may also be directly in this object: with the type `json_object`, or with the type `json_schema` as in
-    the Responses API.
+    The field `json_schema` contains the schema. For the types `json_object` and `json_schema`, the schema may also be a
+    field of this object itself, as in the Responses API.
     """
 
     type: Kind

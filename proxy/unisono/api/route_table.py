@@ -1,8 +1,8 @@
 """Route tables of the HTTP API, built once per process, and the routes of requests.
 
-A module has one table per API. Endpoints are functions that read their dependencies from the state of the application.
-FastAPI caches every endpoint. An endpoint that was a closure would therefore keep the old gateway in memory after a
-reload. `direct` endpoints do not use FastAPI, whose handler takes about 70 us (version 0.165, two cores). The first
+A module has one table for each of its APIs. Endpoints are functions that read their dependencies from the state of the
+application. FastAPI caches every endpoint, so an endpoint that is a closure would keep the old gateway in memory after
+a reload. `direct` endpoints do not use FastAPI, whose handler takes about 70 us (version 0.165, two cores). The first
 request to any other route imports FastAPI.
 """
 
@@ -56,9 +56,9 @@ class GatewayRoute(Route):
     """Route whose FastAPI route is built on first use.
 
     FastAPI builds the models of a route when the route is created, which took a quarter of the gateway's startup. Here
-    the models are built for the first request or for the OpenAPI document. `body` and `events` are models that only the
-    document uses, not the handler. A `body` of the type `Model | None` is optional. A `direct` endpoint parses its
-    request and writes its response itself, without FastAPI's handler.
+    the models are built for the first request or for the OpenAPI document. `body` and `events` are the models of the
+    request body and of the events; only the document uses them, not the handler. A `body` of the type `Model | None` is
+    optional. A `direct` endpoint parses its request and writes its response itself, without FastAPI's handler.
     """
 
     def __init__(
@@ -139,10 +139,11 @@ class GatewayRoute(Route):
 
 
 class RouteTable:
-    """Routes of one API under `prefixes`; the document contains the first prefix only.
+    """Routes of one API under each of `prefixes`. The OpenAPI document has only the first one.
 
-    `failure` is the error format: `Failure`, `MessagesFailure` for Anthropic's API, or `ModelsFailure` if the header
-    `anthropic-version` selects one of these formats. `suffix` is appended to the names of the operations.
+    `failure` selects the error format in the document: `Failure` is OpenAI's, `MessagesFailure` is Anthropic's, and
+    with `ModelsFailure`, the header `anthropic-version` selects one of the two. `suffix` is appended to the names of
+    the operations.
     """
 
     def __init__(
@@ -171,10 +172,10 @@ class RouteTable:
     ) -> Callable[[Endpoint], Endpoint]:
         """Return the decorator that adds an endpoint.
 
-        `failures` are the possible error statuses. `answer` is the model of a successful answer if the return type of
-        the endpoint does not name the model. Each entry of `links` has the name of an operation, a blank, and the
-        parameter of this operation that accepts the id in the answer. `parameters` describes the query parameters and
-        headers that a `direct` endpoint reads.
+        `failures` are the possible error statuses. `answer` is the model of a successful answer, for an endpoint whose
+        return type is not this model. Each entry of `links` has the name of an operation, a blank, and the parameter of
+        this operation that accepts the id in the answer. `parameters` describes the query parameters and headers that a
+        `direct` endpoint reads.
         """
         if answer is not None:
             options["response_model"] = answer
@@ -229,7 +230,7 @@ class RouteTable:
 
 
 def _literal_start(path: str) -> str:
-    """Return the part of a path before its parameters."""
+    """Return the part of a path template before its first parameter."""
     return path.partition("{")[0]
 
 
@@ -248,7 +249,7 @@ def header_refs(names: Iterable[str]) -> dict[str, Any]:
 
 
 def prepare_routes(routes: Iterable[BaseRoute]) -> None:
-    """Build the body models of `direct` endpoints, so that first requests need not wait."""
+    """Build the body models of `direct` endpoints, so that the first requests need not wait."""
     for route in routes:
         # Aliases share the models of their route.
         if isinstance(route, GatewayRoute) and route.include_in_schema:
@@ -282,7 +283,7 @@ def route_of(scope: Scope) -> str:
 
 
 def requested_route(scope: Scope) -> str:
-    """Return the path template for a request that a layer refused, "" if there is none."""
+    """Return the path template that matches a request which a layer refused, "" if none matches."""
     for route in getattr(scope.get("app"), "routes", ()):
         if route.matches(scope)[0] is not Match.NONE:
             return str(getattr(route, "path", ""))

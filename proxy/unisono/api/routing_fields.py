@@ -49,9 +49,9 @@ class RoutingFields:
     def read(self, body: Mapping[str, Any], caller: Caller, tags: str = "", deployment: str = "") -> RequestedRouting:
         """Return the routing that a body and the headers ask for.
 
-        `tags` is the value of the header with further tags, separated by commas. `deployment` is the value of the
-        header that selects a deployment. Raises InvalidRequest for an invalid field, NotAllowed if `deployment` is set
-        without the master key, and the errors of `find_fallback`. Each error names the field.
+        `tags` is the value of the header that adds tags, separated by commas. `deployment` is the value of the header
+        that selects a deployment. Raises InvalidRequest for an invalid field, NotAllowed if `deployment` is set without
+        the master key, and the errors of `find_fallback`. Each error names the field or header.
         """
         if body.get("mock_response") is not None:
             raise UnsupportedValue(
@@ -75,7 +75,7 @@ class RoutingFields:
         )
 
     def without(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body without the fields that were read."""
+        """Return the body without the routing fields that `read` reads."""
         removed = FIELDS | {"tags"} if self.filters_tags else FIELDS
         if self.filters_tags:
             for name in TAG_OBJECTS:
@@ -100,9 +100,10 @@ class RoutingFields:
         )
 
     def _fallback(self, value: Any, path: str, model: str, caller: Caller) -> str:
-        """Return the model group of one fallback for `model`. Errors name the field at `path`.
+        """Return the model group of one fallback for the requested model `model`.
 
-        `value` must be the name of a model, or an object that contains only the field `model`.
+        `value` must be the name of a model, or an object that contains only the field `model`. `path` is the path of
+        `value` in the request, for errors.
         """
         if isinstance(value, dict):
             for name in value:

@@ -43,7 +43,7 @@ LARGEST: Final = 16 << 20
 
 
 class Sealer:
-    """Sealer with a key derived from `salt`, the gateway's secret."""
+    """Encryption and signing with keys that are derived from `salt`, the gateway's secret."""
 
     def __init__(self, salt: bytes) -> None:
         keys = HKDF(algorithm=SHA256(), length=2 * KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
@@ -64,7 +64,7 @@ class Sealer:
         return self.encrypt(tenant, content)
 
     def encrypt(self, owner: str, content: bytes) -> str:
-        """Return the content as ASCII that only this gateway can open, for the same owner."""
+        """Return the content encrypted, as ASCII text that `decrypt` accepts only for this owner."""
         # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
         # nonce is used for two contents.
         nonce = hmac.digest(self._nonce_key, _bound_to(owner) + b"\0" + content, "sha256")[:NONCE_BYTES]
@@ -93,7 +93,7 @@ class Sealer:
             return None
 
     def session(self, tenant: str, text: str) -> str:
-        """Return the tool server session in a seal; "" without one, or for an invalid seal."""
+        """Return the tool server session in a seal; "" if there is none or the seal is invalid."""
         try:
             return str(self._record(tenant, text).get("talk", ""))
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -111,14 +111,14 @@ class Sealer:
         return record
 
     def sign(self, tenant: str, text: str) -> str:
-        """Return the signature of a text in ASCII. Equal texts of a tenant get the same one."""
+        """Return the signature of a text, in ASCII. Equal texts of a tenant get equal signatures."""
         owner, data = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
         # The length separates tenant and text, so no two pairs have the same bytes.
         whole = len(owner).to_bytes(8, "big") + owner + data
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
     def signed(self, tenant: str, text: str, signature: str) -> bool:
-        """Return True if `signature` is this gateway's for `tenant` and exactly this text."""
+        """Return True if this gateway made `signature` for `tenant` and exactly this text."""
         presented = signature.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(presented, self.sign(tenant, text).encode())
 
@@ -132,9 +132,9 @@ def _written(data: bytes) -> str:
 
 
 def _read(text: str) -> bytes:
-    """Decode base64.
+    """Decode the base64 text of a seal.
 
-    Raises ValueError for a text that `_written` does not produce, so that no two texts decode to the same bytes.
+    Raises ValueError for a text that `_written` does not produce. So no two texts decode to the same bytes.
     """
     try:
         data = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -146,9 +146,10 @@ def _read(text: str) -> bytes:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress.
+    """Decompress the content of a seal.
 
-    Raises zlib.error for damaged data, and ValueError for data that is truncated or too large.
+    Raises zlib.error for damaged data. Raises ValueError if the data is truncated, or longer than `LARGEST` bytes when
+    decompressed.
     """
     reading = zlib.decompressobj()
     # A small seal could unpack to gigabytes.

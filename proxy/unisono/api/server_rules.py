@@ -1,8 +1,8 @@
 """Operator's rules for the tool servers that requests name, on all API surfaces.
 
-A request can only narrow the rules. It may name a server that the operator configured, by label or exact URL, or give
-the URL of a server on a host that the operator allowed. The credentials that a request gives for a server are sent only
-to this server. The caller's API key is sent to no server.
+A request can only make the rules stricter. It may name a server that the operator configured, by label or exact URL, or
+give the URL of a server on a host that the operator allowed. The credentials that a request gives for a server are sent
+only to this server. The caller's API key is never sent to a tool server.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
 
 
 def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
-    """Accept all headers. The component that connects to servers checks them."""
+    """Accept all headers. The component that connects to servers checks the headers later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedServer:
     """Tool server as a request names it.
 
-    `fields` contains the path of the server's object in the request, and the names of the fields in this object for
-    label, URL, headers and authorization.
+    `fields` contains the path of the server's object in the request, followed by the names of this object's fields for
+    the label, the URL, the headers and the authorization.
     """
 
     fields: tuple[str, str, str, str, str]
@@ -73,16 +73,16 @@ class ServerRules:
 
     @property
     def trained(self) -> dict[str, ToolServer]:
-        """Return the servers for builtin tools, by tool name."""
+        """Configured servers for builtin tools, by the name of the tool."""
         named = {builtin: self.configured.get(label) for builtin, label in self.builtins.items()}
         return {builtin: server for builtin, server in named.items() if server is not None}
 
     def server_for(self, requested: RequestedServer) -> ToolServer:
-        """Return the server with the request's credentials.
+        """Return the tool server that a request names, with the request's credentials.
 
-        The server is one that the operator configured, or has the URL that the request gives. Raises InvalidRequest for
-        an unknown label or credentials that are not accepted. Raises ToolServerNotAllowed if the gateway may not
-        connect to the server.
+        This is a server that the operator configured, or a server at the URL that the request gives. Raises
+        InvalidRequest for an unknown label, and for credentials that are not accepted. Raises ToolServerNotAllowed if
+        the gateway may not connect to the server.
         """
         return self._with_credentials(requested, self._configured(requested) or self._unconfigured(requested))
 
@@ -119,7 +119,7 @@ class ServerRules:
     def _with_credentials(self, requested: RequestedServer, server: ToolServer) -> ToolServer:
         """Return the server with the request's credentials.
 
-        Raises InvalidRequest if these credentials would replace the operator's, or cannot be sent.
+        Raises InvalidRequest if these credentials would replace the operator's credentials, or if they cannot be sent.
         """
         at, _, _, headers_field, authorization_field = requested.fields
         headers, authorization = requested.headers, requested.authorization
@@ -127,7 +127,7 @@ class ServerRules:
             return server
         if server.transport is ToolTransport.STDIO:
             raise InvalidRequest(
-                f"'{at}': this tool server accepts neither '{headers_field}' nor '{authorization_field}'; omit both.",
+                f"'{at}': this tool server accepts neither '{headers_field}' nor '{authorization_field}'; omit them.",
                 param=at,
             )
         configured = {name.lower() for name in server.headers}
@@ -135,7 +135,7 @@ class ServerRules:
         for name in headers:
             if name.lower() in configured or (has_own and name.lower() in OWN_CREDENTIALS):
                 raise InvalidRequest(
-                    f"'{at}.{headers_field}': the operator sets '{name[:64]}' for this server; omit it.",
+                    f"'{at}.{headers_field}': the operator sets '{name[:64]}' for this server; omit this header.",
                     param=f"{at}.{headers_field}",
                 )
         if authorization is not None and has_own:

@@ -54,7 +54,7 @@ LAST_COMMENTS_S = 0.5
 
 
 class Batches(Protocol[T_co]):
-    """Stream of batches, for example of the events of a generation."""
+    """Stream of batches, for example batches of the events of a generation."""
 
     def __aiter__(self) -> AsyncIterator[T_co]: ...
 
@@ -66,9 +66,9 @@ class Batches(Protocol[T_co]):
 class EventSource(Generic[T]):
     """Batches of a stream, and the function that converts each batch to bytes.
 
-    `write` returns whole events, or `b""` if there is nothing to send. `end` returns the bytes after the last batch. A
-    second generator, which yields the bytes, would cost two calls per token. `connect` is called with the writer before
-    the first batch, so that the source can write single deltas itself.
+    `write` returns whole events, or `b""` if there is nothing to send. It is a function and not a generator of bytes,
+    which would cost two calls per token. `end` returns the bytes after the last batch. `connect` is called with the
+    EventWriter before the first batch, so that the source can write deltas itself.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class EventSource(Generic[T]):
 
 
 def generation_source(stream: GenerationStream, write: Callable[[list[Event]], bytes]) -> EventSource[list[Event]]:
-    """Return the source of the events of one generation."""
+    """Return the event source of one generation; `write` converts a batch to bytes."""
 
     def connect(writer: EventWriter) -> None:
         stream.sink = writer.sink_for(write)
@@ -112,15 +112,15 @@ def without_line_separators(events: bytes) -> bytes:
 
 
 def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
-    """Return the error event. `about` holds additional top-level fields."""
+    """Return an event in OpenAI's error format. `about` holds additional top-level fields."""
     return event(orjson.dumps({**to_body(error), **(about or {})}))
 
 
 class EventWriter:
     """Writer of one stream of events.
 
-    Events, keep-alives and probes are written by separate tasks, one at a time. `head` builds the head of the response.
-    It is called when the first bytes are written, because until then a failure can be an HTTP error.
+    Several tasks write events, keep-alives and probes, but only one write is in progress at a time. `head` builds the
+    head of the response. It is called when the first bytes are written. Until then, a failure can be an HTTP error.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class EventWriter:
     def sink_for(self, to_bytes: Callable[[T], bytes]) -> Callable[[T], bool] | None:
         """Return a function that writes a batch without waiting; None if there is no BodyWriter.
 
-        The function returns True if it wrote the batch. If it would have to wait, it writes nothing and returns False.
+        `to_bytes` converts the batch. The function returns True if it wrote the batch. If it would have to wait, or if
+        the client has disconnected, it writes nothing and returns False.
         """
         body = self._body
         if body is None:
@@ -221,9 +222,9 @@ class EventWriter:
 
 
 class KeepAlives:
-    """Writer of keep-alives for a stream, on request and after `interval_s` without output.
+    """Writer of keep-alives for a stream, on request and after `interval_s` s without output.
 
-    `content` returns the bytes of one keep-alive. While a write waits for the client, no keep-alive is written.
+    `content` returns the bytes of one keep-alive. No keep-alive is written while another write waits for the client.
     """
 
     def __init__(self, writer: EventWriter, content: Callable[[], bytes], interval_s: float) -> None:
@@ -235,9 +236,10 @@ class KeepAlives:
         self._timer = self._call_later(interval_s, self._on_timer)
 
     def probe(self) -> None:
-        """Write a keep-alive now, to detect a disconnected client.
+        """Write a keep-alive now, to detect whether the client has disconnected.
 
-        Does nothing before the head is sent, and during another write, which also detects a disconnect.
+        Does nothing before the head is sent. Does nothing during another write either, because that write detects the
+        disconnect too.
         """
         writer = self._writer
         if writer.is_head_sent and not (writer.is_writing or writer.is_complete):
@@ -265,9 +267,9 @@ class KeepAlives:
 class EventStream(Response):
     """Response of server-sent events.
 
-    `headers` is called when the head is sent, because its values may not be known earlier. `broken` returns the last
-    events of a stream that fails after the head. After `keep_alive_s` seconds without output, the bytes that
-    `keep_alive` returns are written.
+    `headers` returns additional headers. It is called when the head is sent, because the values may not be known
+    earlier. `broken` returns the last events of a stream that fails after the head was sent. After `keep_alive_s`
+    seconds without output, the bytes that `keep_alive` returns are written.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Structured output fields of vLLM, SGLang and llama.cpp on Chat Completions.
 
-Like `response_format`, these fields require a form of the final answer, but not of reasoning and tool calls. A backend
-that can enforce the form does so. Otherwise the gateway validates the answer, and generates an invalid answer again.
+Like `response_format`, these fields require a form of the final answer, but not of reasoning or tool calls. A backend
+that can enforce the form does so. Otherwise the gateway checks the answer, and generates another answer if the form is
+wrong.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ UNNAMED: Final = "response"
 
 
 def _to_schema(value: Any) -> Any:
-    """Parse a schema that is given as JSON text."""
+    """Parse a schema that is given as JSON text; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
-        raise invalid_field("must be a JSON schema: an object, or a text that contains one") from None
+        raise invalid_field("must be a JSON schema, either as an object or as JSON text") from None
 
 
 Schema = Annotated[Parameters, BeforeValidator(_to_schema), FieldInput(dict[str, Any] | str | None)]

@@ -1,7 +1,7 @@
-"""Summary of a conversation by the model, which replaces the conversation.
+"""Compaction: the model writes a summary of a conversation, which replaces the conversation.
 
-If the model writes no summary, the conversation stays as it is. In a compaction item, the items that replace the
-conversation are encrypted for their tenant.
+If the model writes no summary, the conversation stays as it is. A compaction item contains the items that replace the
+conversation, encrypted for the tenant of the conversation.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def summary_of(answer: Iterable[Closed]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Items that replace a conversation, in this order.
+    """Items that replace a conversation, in the order `kept`, `newest`, `summary`.
 
-    Without a summary, `kept` is the conversation itself.
+    `kept` are the instructions and the added tools, and `newest` the user's newest messages. Without a summary, `kept`
+    is the whole conversation.
     """
 
     kept: tuple[Item, ...]
@@ -104,9 +105,9 @@ class Replacement:
 
 
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
-    """Return the items that replace a conversation with this summary.
+    """Return the items that replace the conversation `items`, including `summary`.
 
-    With an empty summary, they are the conversation itself. At most `room` characters of the user's messages are
+    If `summary` is empty, returns the conversation itself. At most `room` characters of the user's messages are
     preserved.
     """
     bare = tuple(without_tokens(item) for item in items)
@@ -129,10 +130,10 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
 
 
 def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> tuple[Item, ...]:
-    """Return the items that replace a conversation with this summary.
+    """Return the items that replace the conversation `items`, including `summary`.
 
-    With an empty summary, they are the conversation itself. At most `room` characters of the user's messages before the
-    summary are preserved.
+    If `summary` is empty, returns the conversation itself. At most `room` characters of the user's messages that the
+    model has answered are preserved.
     """
     # The model has to answer the user's last messages, so these follow the summary.
     end = len(items) - len(newest_input(items))
@@ -149,9 +150,9 @@ def newest_input(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def replaces_history(items: Iterable[Item]) -> bool:
-    """Return True if the items of a compaction include other items than a summary.
+    """Return True if the items of a compaction include user messages, or output of the model.
 
-    Instructions and added tools do not count, because a compaction always preserves them.
+    Summaries, instructions and added tools do not count.
     """
     return any(
         not isinstance(item, DeveloperMessage | AddedTools)

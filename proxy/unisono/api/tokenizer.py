@@ -32,7 +32,7 @@ class Tokenizer:
 
     `check_model` returns the context window of a model in tokens, None if unknown. It raises an error for a model that
     the caller may not use. `count` returns the number of prompt tokens of a chat request. `encode` raises ValueError
-    for text that the tokenizer rejects. `decode` raises KeyError for an id outside of the vocabulary.
+    for text that the tokenizer rejects. `decode` raises KeyError for a token id outside the vocabulary.
     """
 
     check_model: Callable[[str, Caller], int | None]
@@ -46,7 +46,7 @@ class TokenizerBody(BaseModel):
 
 
 class TokenizedInput(TokenizerBody):
-    """Text or messages; `tools` belong to messages."""
+    """Text (`prompt`), or `messages` with their `tools`."""
 
     model: ModelName
     prompt: Text | None = None
@@ -55,7 +55,7 @@ class TokenizedInput(TokenizerBody):
 
 
 class TokenizeRequest(TokenizedInput):
-    """Body of `/tokenize`. `messages` are refused: only their number of tokens is available."""
+    """Body of `/tokenize`. `messages` are refused, because only their token count is available."""
 
     add_special_tokens: bool = True
     add_generation_prompt: Literal[True] = True
@@ -150,6 +150,4 @@ async def detokenize(
     try:
         return DetokenizedText(prompt=tokenizer.decode(body.tokens))
     except (KeyError, OverflowError):
-        raise InvalidRequest(
-            "Invalid value for 'tokens': an id is outside of the vocabulary.", param="tokens"
-        ) from None
+        raise InvalidRequest("Invalid value for 'tokens': an id is outside the vocabulary.", param="tokens") from None

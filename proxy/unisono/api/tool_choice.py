@@ -1,6 +1,7 @@
 """Parser for every form of `tool_choice`, and its resolution against the declared tools.
 
-The choice of an undeclared tool is refused, and a required call in a request without tools. The error names the field.
+Two choices are refused with an error that names the field: an undeclared tool, and a required call in a request without
+tools.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ WORDS: Final = {**{mode.value: mode for mode in ChoiceMode}, "any": ChoiceMode.R
 class NamedTool:
     """Tool named in a tool choice.
 
-    `name` is the name of a client tool, or of a tool on the server with the label `server`. If a request can have only
-    one tool of a kind, `kind` alone identifies the tool.
+    `kind` is the tool's `type` in the request. `name` is the name of a client tool, or of a tool on the server with the
+    label `server`. If a request can have only one tool of a kind, `kind` alone identifies the tool.
     """
 
     kind: str
@@ -52,7 +53,7 @@ class NamedTool:
         return " ".join(filter(None, (self.kind, self.server, self.name)))
 
     def written(self) -> dict[str, str]:
-        """Return the tool in the form of the Responses API."""
+        """Return the tool as it appears in the Responses API."""
         if self.kind == SERVER:
             return {"type": SERVER, "server_label": self.server, **({"name": self.name} if self.name else {})}
         return {"type": self.kind, **({"name": self.name} if self.name else {})}
@@ -62,8 +63,7 @@ class NamedTool:
 class ToolChoice:
     """Requested tool choice.
 
-    If `tools` is None, the choice applies to all tools. `one` is True if the client named a single tool directly, and
-    not in a list.
+    If `tools` is None, the choice applies to all tools. `one` is True if the client named a single tool without a list.
     """
 
     mode: ChoiceMode = ChoiceMode.AUTO
@@ -71,7 +71,7 @@ class ToolChoice:
     one: bool = False
 
     def written(self) -> Any:
-        """Return the choice in the form of the Responses API."""
+        """Return the choice as it appears in the Responses API."""
         if self.tools is None:
             return self.mode.value
         if self.one:
@@ -174,8 +174,8 @@ class OfferedTools:
 def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
     """Return the engine's constraint on calls.
 
-    Returns None if the model decides, or if calls are disabled. Raises InvalidRequest, naming the field `param`, if a
-    call is required but no tool is available, and for an unknown tool.
+    Returns None if the model decides whether to call tools, or if calls are disabled. Raises InvalidRequest if a call
+    is required but no tool is available, and for an undeclared tool. The error names the field `param`.
     """
     if choice is None or choice.mode is ChoiceMode.NONE or (choice.mode is ChoiceMode.AUTO and choice.tools is None):
         return None

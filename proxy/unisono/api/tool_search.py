@@ -56,7 +56,7 @@ def found_text(names: Sequence[str]) -> str:
 
 
 def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
-    """Return the tools that match the query best."""
+    """Return the tools that best match the words in `arguments`."""
     # All arguments are read, because models also use the names `keywords`, or `paths` as in OpenAI's own search.
     words = dict.fromkeys(word for value in arguments.values() for word in _words(_joined(value)))
     wanted = [*words][:MAX_QUERY_WORDS]
@@ -78,7 +78,7 @@ def search_by_words(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]
 
 
 def search_by_pattern(tools: Sequence[FunctionTool], arguments: Mapping[str, Json]) -> ToolOutcome:
-    """Return the first tools whose text contains a match of the pattern."""
+    """Return the first tools whose text matches the pattern in `arguments`, or an error."""
     # Anthropic's documents name the argument `pattern` in some places and `query` in others.
     pattern = arguments.get("pattern", arguments.get("query"))
     if not isinstance(pattern, str):
@@ -94,7 +94,7 @@ def search_by_pattern(tools: Sequence[FunctionTool], arguments: Mapping[str, Jso
 
 
 def _joined(value: Json) -> str:
-    """Return the texts in an argument."""
+    """Return the text in an argument: a string, or the strings of a list joined by blanks."""
     if isinstance(value, list):
         return " ".join(each for each in value if isinstance(each, str))
     return value if isinstance(value, str) else ""
@@ -130,7 +130,7 @@ def _bad(text: str) -> ToolOutcome:
 
 
 def found_on_servers(outcome: ToolOutcome) -> dict[str, tuple[str, str]]:
-    """Return the server tools that were found: (server label, name there) by the model's name."""
+    """Return the server label, and the name on this server, of each found tool, by model name."""
     structured = outcome.structured
     places = structured.get(FOUND_ON) if isinstance(structured, dict) else None
     if not isinstance(places, dict):
@@ -174,7 +174,7 @@ def tool_search(
 
 
 def with_search(server_tools: ServerTools, search: ToolSearch) -> ServerTools:
-    """Add a search to the server tools. The client sees its calls, but no list of its tools."""
+    """Add a search to the server tools. The client sees the search's calls, but no tool list."""
     label = frozenset({SEARCH_LABEL})
     return replace(
         server_tools,

@@ -63,7 +63,7 @@ TOOL_SEARCH = "tool_search"
 
 
 class SearchSpec(OpenModel):
-    """Search for tools. The client runs it if `execution` is `client`, else the gateway."""
+    """Tool for tool search. If `execution` is `client`, the client searches, else the gateway."""
 
     execution: Literal["server", "client"] | None = None
     description: Text | None = None
@@ -114,8 +114,9 @@ class DeclaredTool:
     """Tool declared in a request.
 
     `path` is the path of the tool in the request, `at` the path of the object with the tool's name and schema, and
-    `schema_field` the field of the schema in this object. A namespace has `inner` tools and a `description`. Any other
-    tool without `spec` is of an unavailable kind. The operator can enable this kind with `setting`, if not "".
+    `schema_field` the field of the schema in this object. A namespace has `inner` tools and a `description`. If any
+    other tool has no `spec`, the tool is unavailable. The operator can make such a tool available with `setting`,
+    unless `setting` is "".
     """
 
     kind: str
@@ -134,8 +135,8 @@ class DeclaredTool:
 class Toolbox:
     """Tools declared in a request.
 
-    `forms` maps tool names to the form of their calls; the default is a function. `origins` maps a namespaced tool
-    to its namespace and its name there.
+    `forms` maps the names of tools to the forms of their calls; a missing tool has the form of a function. `origins`
+    maps the name of a tool in a namespace, as the model knows it, to the namespace and the client's name of the tool.
     """
 
     tools: tuple[FunctionTool, ...] = ()
@@ -163,7 +164,7 @@ class Toolbox:
         return Toolbox(tuple(tools.values()), forms, self.notes, origins)
 
     def name_of(self, kind: str) -> str:
-        """Return the name of the client's built-in tool of a type, or "" if it is not declared."""
+        """Return the name of the declared built-in tool of type `kind`, or "" if there is none."""
         return next((tool.name for tool in self.tools if tool.kind == kind), "")
 
     def form_of(self, name: str) -> CallForm:
@@ -220,9 +221,9 @@ def to_toolbox(
 
     `are_sent_again` is True if clients send the tools again with every later request. A strict schema that cannot be
     enforced then causes a note instead of an error. If `can_defer` is False, the model sees deferred tools from the
-    start, and a note reports this. Raises InvalidRequest for invalid or duplicate names, and for too many or too large
-    tools. Raises UnsupportedValue if all tools are of unavailable kinds, and `others` does not say that the request has
-    tools elsewhere.
+    start, and a note reports this. `others` is True if the request also has tools that are not in `tools`. Raises
+    InvalidRequest for invalid or duplicate names, for too many tools, and for too large schemas. Raises
+    UnsupportedValue if all tools are unavailable and `others` is False.
     """
     found = _Collected(are_sent_again=are_sent_again, can_defer=can_defer)
     for declared in tools:
@@ -275,8 +276,8 @@ def _to_enforceable_tool(
 ) -> FunctionTool:
     """Convert one tool.
 
-    Raises InvalidRequest for a strict schema that cannot be enforced. If the tools are sent again with every later
-    request, the schema is not enforced instead, and a note reports this.
+    Raises InvalidRequest for a strict schema that cannot be enforced. If clients send the tools again with every later
+    request, does not raise; the tool is then not strict, and a note reports this.
     """
     at = f"{declared.at}.{declared.schema_field}"
     try:
@@ -360,7 +361,7 @@ def _format_notes(spec: CustomSpec, at: str) -> Iterator[str]:
 
 
 def _refusal(grammar: TextGrammar) -> str:
-    """Return the reason why a grammar cannot be enforced, or "" if it can be."""
+    """Return the reason why a grammar cannot be enforced, or "" if it can be enforced."""
     try:
         check_grammar(grammar)
     except BadGrammar as error:

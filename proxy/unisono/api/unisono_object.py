@@ -30,7 +30,7 @@ class AnswerOrigin:
 def answer_origin(reports: Sequence[GenerationReport]) -> AnswerOrigin:
     """Return the origin of an answer with one or several choices.
 
-    Each name occurs once, in order of first occurrence.
+    The names of backends and models occur once each, in order of first occurrence.
     """
     backends: dict[str, None] = {}
     served: dict[str, None] = {}
@@ -78,7 +78,7 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
 
 
 def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
-    """Return the values of hooks by name. With several choices, each is a list of their values."""
+    """Return the values of hooks by name; with several choices, a list with a value per choice."""
     if len(reports) == 1:
         return dict(reports[0].hooks)
     names = dict.fromkeys(name for report in reports for name in report.hooks)

@@ -20,9 +20,9 @@ MAX_NOTES = 32
 
 
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on fields without effect.
+    """Yield notes that the fields have no effect; `prefix` precedes each name in its path.
 
-    Every value except null causes a note. `false`, 0 and empty values are not ignored, because they request something.
+    Every value except null causes a note, even `false`, 0 and empty values, because these also request something.
     """
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value is not None)
 
@@ -37,13 +37,13 @@ _NOTED_FIELD: Final = re.compile(r"([A-Za-z0-9_.-]{1,100}): ")
 
 
 def noted_fields(notes: Iterable[str]) -> list[str]:
-    """Return the paths of the fields that the notes are about, each once."""
+    """Return the paths of the fields that the notes are about, without duplicates."""
     found = map(_NOTED_FIELD.match, notes)
     return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 
 def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:
-    """Yield notes on fields that have no effect because the client started the answer itself."""
+    """Yield notes on fields that have no effect because the client wrote the answer's beginning."""
     if request.conversation.prefill is not None:
         yield from (
             f"{name}: no effect, because the client started the answer" for name, value in fields.items() if value
@@ -112,7 +112,7 @@ def _collect(model: OpenModel, path: str, skipped: Set[str], found: list[str]) -
 
 
 def _objects_in(value: Any) -> list[tuple[str, OpenModel]]:
-    """Return the objects in a value, each with its step in a path."""
+    """Return the objects in a value, each with the part that it adds to the path."""
     if isinstance(value, OpenModel):
         return [("", value)]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Options of a Chat Completions request for which clients use different fields."""
+"""Options of a Chat Completions request that different clients send in different fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RequestedEfforts: TypeAlias = Sequence[tuple[str, Effort]]
 
 
 def notes_on_effort(efforts: RequestedEfforts) -> Iterator[str]:
-    """Yield a note on each field whose effort differs from the one that is used."""
+    """Yield a note on each field whose effort is not used, because the first field differs."""
     for field, effort in efforts[1:]:
         if effort != efforts[0][1]:
             yield f"{field}: no effect, because {efforts[0][0]} is set"
@@ -57,7 +57,7 @@ def requested_efforts(request: ChatRequest) -> RequestedEfforts:
 
 
 def budgets(request: ChatRequest) -> tuple[int | None, ...]:
-    """Return the values of all fields that can set a reasoning budget."""
+    """Return the values of all fields that can set a reasoning budget; None for a missing one."""
     if REASONING_FIELDS.isdisjoint(request.__pydantic_fields_set__):
         return ()
     return (
@@ -71,7 +71,7 @@ def budgets(request: ChatRequest) -> tuple[int | None, ...]:
 
 
 def requested_logprobs(request: ChatRequest) -> int | None:
-    """Return the number of alternative tokens to report; None without log probabilities.
+    """Return the number of alternatives to report per token; None for no log probabilities.
 
     Raises InvalidRequest for `top_logprobs` without `logprobs`.
     """

@@ -34,17 +34,17 @@ def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, has_trunc
 
 
 def has_room(calls: Sequence[CallForm], form: CallForm) -> bool:
-    """Return True if the message can hold one more call.
+    """Return True if a message with calls of the forms `calls` can contain another of `form`.
 
-    A call in the legacy form must be the only one.
+    A call in the legacy form must be the only call of its message.
     """
     return not calls or CallForm.LEGACY not in (calls[0], form)
 
 
 def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
-    """Return a complete call as it appears in a message.
+    """Return a complete call as an entry of `tool_calls`.
 
-    In the legacy form, it is the value of `function_call`.
+    In the legacy form, returns the value of `function_call`.
     """
     match form:
         case CallForm.CUSTOM:

@@ -1,4 +1,4 @@
-"""Conversion of a model's configured defaults, which are named like Chat Completions fields."""
+"""Conversion of a model's configured defaults, which are fields as in Chat Completions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Conversion of a Chat Completions request to a conversation, without side effects.
 
-Messages from earlier answers are accepted in every known form. Within one assistant message the order is always
-reasoning, preamble text, calls. Each call is followed by its result, independent of the order of the results in the
-request.
+Assistant messages are accepted in every form that earlier answers may have had. The items of one assistant message are
+always in the order reasoning, preamble text, calls. Each call is followed by its result, even if the request has the
+results in a different order.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ChatGeneration:
     """Converted Chat Completions request.
 
     `request` is the generation request of the first choice, and `choices` the number of choices. `stream` and
-    `include_usage` are the fields of the request. `toolbox` contains the client's tools. `notes` are sent in
+    `include_usage` are the values that the client requested. `toolbox` contains the client's tools. `notes` are sent in
     `unisono.notes`. If `shows_reasoning` is False, the answer contains no reasoning.
     """
 
@@ -85,10 +85,10 @@ class ChatGeneration:
         return map(self.request_of, range(self.choices))
 
     def request_of(self, index: int) -> GenerationRequest:
-        """Return the generation request of choice `index`.
+        """Return the generation request of the choice with the 0-based index `index`.
 
-        Choices differ in their request id and, if the client set a seed, in their seed. With equal seeds, all answers
-        would be the same.
+        Each choice has a different request id and, if the client set a seed, a different seed. With equal seeds, all
+        choices would be the same.
         """
         if index == 0:
             return self.request
@@ -165,9 +165,9 @@ def _shows_reasoning(request: ChatRequest) -> bool:
 
 
 def _continues(request: ChatRequest) -> bool:
-    """Return whether the model continues an assistant message at the end of the conversation.
+    """Return whether the model must continue an assistant message at the conversation's end.
 
-    Raises InvalidRequest for contradictory fields.
+    Raises InvalidRequest if `continue_final_message` contradicts another field or the last message.
     """
     is_open = request.messages[-1].role == "assistant" and not _has_calls(request.messages[-1])
     if request.continue_final_message and request.add_generation_prompt:
@@ -175,7 +175,7 @@ def _continues(request: ChatRequest) -> bool:
         raise InvalidRequest(f"'{at}' and 'continue_final_message' cannot be combined; send only one.", param=at)
     if request.continue_final_message and not is_open:
         at = "continue_final_message"
-        raise InvalidRequest(f"'{at}': the last message must be from the assistant, without tool calls.", param=at)
+        raise InvalidRequest(f"'{at}': the last message must be an assistant message without tool calls.", param=at)
     # By default the message is continued, as Anthropic's API and most local servers do.
     return request.continue_final_message is not False and not request.add_generation_prompt
 
@@ -254,9 +254,9 @@ def _declared(spec: ChatTool, path: str) -> DeclaredTool:
 def to_conversation(
     messages: Sequence[ChatMessage], toolbox: Toolbox, effort: Effort, today: str, *, continues: bool = True
 ) -> tuple[Conversation, list[str]]:
-    """Return the conversation, and notes on the fields that were left out.
+    """Return the conversation, and notes on messages and fields that have no effect.
 
-    With `continues`, the model continues an assistant message at the end.
+    If `continues` is True, an assistant message at the end becomes the prefill, which the model continues.
     """
     leading = 0
     # The model reads the leading instructions as one message. Later system messages stay at their positions.
@@ -340,9 +340,9 @@ def _text(content: str | Sequence[ContentPart]) -> str:
 
 
 def _reasoning(message: ChatMessage) -> str:
-    """Return the reasoning of a replayed answer, from the first field that contains it.
+    """Return the reasoning of an earlier answer, from the first field that contains reasoning.
 
-    Answers of this gateway have the reasoning in two fields, and some clients send both fields back.
+    Answers of this gateway have the same reasoning in two fields, and some clients send both fields back.
     """
     in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
     parts = () if isinstance(message.content, str) else message.content

@@ -5,10 +5,10 @@ The conversion has no side effects, and both forms have the same content. Rules 
 - Visible text, preambles included, is `content` in the order of generation, with a blank line between two messages.
 - An answer that violates its required format is a `refusal`, because a client would parse `content` as JSON.
 - A chunk with a finish reason contains no reasoning.
-- A call is emitted only when complete, unless its arguments are streamed. Its index counts the emitted calls from 0.
+- A call is emitted only when complete, unless its arguments are streamed. Emitted calls are numbered from 0.
 - `finish_reason` is `tool_calls` exactly when a call is emitted, unless a call emitted early was truncated.
 
-The chunks of a delta have a template, made once per choice, which is filled with the JSON of the text.
+The chunk of a delta is made from a template, which is built once per choice, and the JSON of the delta's text.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChatFrame:
 
 
 def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Return the usage of all choices together. The prompt that they share is counted once."""
+    """Return the usage of all choices together. All choices share one prompt, which counts once."""
     prompt = completion = cached = reasoning = 0
     for usage in usages:
         prompt = max(prompt, usage.prompt_tokens)
@@ -161,7 +161,7 @@ def to_completion(
 class ChoiceChunks:
     """Converter from event batches to bytes for one choice of a stream.
 
-    It stores only the state that the order of the chunks requires, and the text of a buffered call.
+    The converter stores only what it needs to write later chunks.
     """
 
     def __init__(self, index: int, frame: ChatFrame, report: GenerationReport) -> None:
@@ -190,7 +190,7 @@ class ChoiceChunks:
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the chunks of one batch. Adjacent deltas of one item become one chunk.
 
-        The finish chunk is excluded: `finish` returns it, because it may depend on other choices.
+        `finish` returns the chunk with the finish reason, because that chunk may depend on other choices.
         """
         chunks: list[bytes] = []
         for entry in join_deltas(batch):
@@ -313,9 +313,9 @@ def _usage_field(frame: ChatFrame) -> bytes:
 
 
 class ChatStreamChunks:
-    """Complete stream of one or several choices.
+    """Converter from the batches of all choices to the bytes of one stream.
 
-    The last JSON chunk carries the `unisono` object.
+    The last JSON chunk contains the `unisono` object.
     """
 
     def __init__(self, frame: ChatFrame, reports: Sequence[GenerationReport]) -> None:

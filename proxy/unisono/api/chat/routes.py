@@ -53,8 +53,8 @@ CHAT = RouteTable("chat")
 class ChatModel:
     """Settings of a model for the Chat Completions API.
 
-    `group` is the deployment group that serves the model. `reasoning` selects the fields of the answer that contain the
-    reasoning. Without `stream_tool_arguments`, a tool call is emitted only when it is complete. `runnable` are the
+    `group` is the deployment group that serves the model. `reasoning` selects the answer fields that contain the
+    reasoning. If `stream_tool_arguments` is False, a tool call is emitted only when it is complete. `runnable` are the
     tools that the gateway can run.
     """
 
@@ -74,9 +74,9 @@ Resolve = Callable[[str, Caller], ChatModel]
 class ChatRoute:
     """Handler of the Chat Completions API.
 
-    `find_way` selects the answer mode of a model; if it is None, the engine answers every request. `passing_files`
-    reads the files in pass-through requests, for hooks. `today` returns the date as YYYY-MM-DD, `new_id` an unguessable
-    string, and `clock` the time in seconds since the epoch.
+    `find_way` returns the answer mode of a model; if `find_way` is None, the engine answers every request. `describer`
+    describes images, and `files` reads files. `passing_files` reads the files in pass-through requests, for hooks.
+    `today` returns the date as YYYY-MM-DD, `new_id` an unguessable string, and `clock` the Unix time in seconds.
     """
 
     service: GenerationService

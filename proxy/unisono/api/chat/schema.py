@@ -76,7 +76,7 @@ def _to_think(value: Any) -> Effort | None:
 
 
 def _check_present(value: Any, info: ValidationInfo) -> Any:
-    """Return the value. If `type` names this field, the value must not be missing."""
+    """Return the value. Raise an error if it is missing although `type` names this field."""
     if value is None and info.data.get("type") == info.field_name:
         raise invalid_field("must be an object with the field 'name'")
     return value
@@ -130,7 +130,7 @@ _ROLES: list[Any] = [
 class ChatMessage(OpenModel):
     """One message of any role. `content` is a string, a list of parts, or null.
 
-    The content of a tool result may also be bare JSON.
+    The content of a tool result may also be any JSON value.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
@@ -179,7 +179,7 @@ class ChatMessage(OpenModel):
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Return True if a tool's content is bare JSON and not a list of parts."""
+    """Return True if the content of a tool result is plain JSON data and not a list of parts."""
     if isinstance(value, list):
         return any(not isinstance(part, (str, dict)) for part in value) or any(
             isinstance(part, dict) and not isinstance(part.get("type"), str) for part in value
@@ -190,7 +190,7 @@ def _is_plain_data(value: Any) -> bool:
 class ChatTool(OpenModel):
     """A tool of any kind.
 
-    The fields of a function or custom tool may also be fields of the tool itself, as in the Responses API.
+    The fields inside `function` or `custom` may also be fields of the tool itself, as in the Responses API.
     """
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
@@ -234,7 +234,7 @@ class ChatReasoningOptions(OpenModel):
 
 
 def _to_stop_tokens(value: Any) -> Any:
-    """Reject stop tokens other than those at which every answer ends."""
+    """Refuse any stop token that does not already end every answer."""
     if isinstance(value, list) and not {*STOP_TOKENS, ENDOFTEXT}.issuperset(
         each for each in value if type(each) is int
     ):
@@ -298,7 +298,8 @@ class ChatInput(MediaHistory):
 class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     """Body of a Chat Completions request.
 
-    If several fields are invalid, only the first error is reported. Fields of the last base class are validated first.
+    If several fields are invalid, only the first error is reported. The fields of the last base class are validated
+    first, so errors in the fields of ChatInput come first.
     """
 
     logprobs: bool | None = None

@@ -50,7 +50,7 @@ class CompletionGenerations:
     """Converted request: the generation requests of all choices in order.
 
     Each prompt has `per_prompt` choices. `texts` has one entry per choice: the text of the prompt if the answer repeats
-    the prompts, and "" otherwise.
+    the prompt (`echo`), else "".
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -63,7 +63,7 @@ class CompletionGenerations:
 
 
 def check_allowed(caller: Caller, *, switched_on: bool) -> None:
-    """Check that raw completions are enabled and allowed for the key. Raises NotAllowed."""
+    """Raise NotAllowed if the operator has not enabled raw completions, or not for this key."""
     if not switched_on:
         raise NotAllowed(SWITCHED_OFF)
     if not caller.raw:
@@ -80,18 +80,19 @@ def to_generation_requests(
     cut: Cut,
     rules: ModelRules = NO_RULES,
 ) -> CompletionGenerations:
-    """Convert a request. `model` is the group's name.
+    """Convert a request to the deployment group `model`.
 
-    Raises InvalidRequest for requirements that cannot be met.
+    `spell` converts token ids to text, and `cut` converts text to token ids. Raises InvalidRequest if the request asks
+    for something that the gateway cannot do.
     """
     each = request.n or 1
     if len(request.prompt) * each > MAX_CHOICES:
         raise InvalidRequest(
-            f"'prompt': the number of prompts multiplied by 'n' must be at most {MAX_CHOICES}.", param="prompt"
+            f"'prompt': the number of prompts times 'n' must be at most {MAX_CHOICES}.", param="prompt"
         )
     if request.best_of not in (None, each):
         raise UnsupportedValue(
-            "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
+            "'best_of' must be equal to 'n': the gateway generates only the choices that it returns.", param="best_of"
         )
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("'max_tokens': must be at least 1 without 'echo'.", param="max_tokens")

@@ -1,7 +1,7 @@
 """Log probabilities of a choice in the form of OpenAI's legacy Completions API.
 
-Each token of `token_ids` has one entry, special tokens included. If the choice repeats the prompt, each token of the
-prompt has one too. This is the form of vLLM, on which evaluation tools depend.
+Each token of the answer has one entry, special tokens included. If the choice repeats the prompt, each token of the
+prompt has an entry too. vLLM has the same form, and evaluation tools depend on it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from unisono.engine.request import RawPrompt
 
 
 class LegacyLogprobs:
-    """Log probabilities of one choice, part by part.
+    """Converter of the log probabilities of one choice, part by part.
 
-    `top` is the number of alternatives for each token. `offset` is the number of characters of the repeated prompt,
-    after which the answer begins.
+    `top` is the number of alternatives for each token. `offset` is the length of the repeated prompt in characters,
+    which is the offset of the answer in the text.
     """
 
     def __init__(self, raw: RawPrompt, top: int, offset: int) -> None:
@@ -34,8 +34,8 @@ class LegacyLogprobs:
     def next_part(self, log: LogprobLog | None, size: int) -> dict[str, Any]:
         """Return the entries of the tokens that were generated since the last call.
 
-        `size` is the number of tokens of the answer so far. The first part begins with the entries of the prompt.
-        Without a `log`, the part is empty.
+        `size` is the number of tokens of the answer so far. The first part begins with the entries of the prompt's
+        tokens, if `log` contains any. If `log` is None, the part is empty.
         """
         part: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if log is None:
@@ -71,9 +71,9 @@ class LegacyLogprobs:
 
 
 def _ranked(log: LogprobLog, alternatives: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Return the log probabilities of alternatives, by text.
+    """Return the log probabilities of alternatives by their text.
 
-    If several alternatives have the same text, only the first one is returned, which is the most likely.
+    If several alternatives have the same text, only the most likely of them is returned.
     """
     ranked: dict[str, float] = {}
     for token, value in alternatives:

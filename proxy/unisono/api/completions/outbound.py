@@ -72,7 +72,7 @@ STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 class CompletionFrame:
     """Fields common to all chunks of an answer, and output options.
 
-    `prompts` and `texts` have one entry per choice: the prompt, and the text with which the choice begins.
+    `prompts` and `texts` have one entry per choice: the prompt, and its text if the choice repeats the prompt, else "".
     """
 
     id: str
@@ -99,7 +99,7 @@ class CompletionFrame:
         }
 
     def prompt_text(self, index: int, report: GenerationReport) -> str:
-        """Return the prompt that a choice repeats, after changes by hooks; "" if it repeats none."""
+        """Return the prompt (after changes by hooks) that a choice repeats; "" if there is none."""
         replaced = report.facts.replaced_prompt
         return replaced if replaced is not None and self.texts[index] else self.texts[index]
 
@@ -114,8 +114,8 @@ class CompletionFrame:
     ) -> dict[str, Any]:
         """Return the fields of a choice, with its next text and tokens.
 
-        With `first`, the fields include the prompt, if the client requested it. The tokens of a text that a hook has
-        changed are omitted.
+        If `first` is True, these are the first fields of the choice, and include the prompt if the client requested it.
+        The tokens of a text are omitted if a hook has changed the text.
         """
         if first:
             text = self.prompt_text(index, report) + text
@@ -167,9 +167,9 @@ def to_completion(
 
 
 class CompletionStreamChunks:
-    """Complete stream of one or several choices.
+    """Converter from the batches of all choices to the bytes of one stream.
 
-    The last JSON chunk carries the `unisono` object.
+    The last JSON chunk contains the `unisono` object.
     """
 
     def __init__(self, frame: CompletionFrame, reports: Sequence[GenerationReport]) -> None:

@@ -59,9 +59,9 @@ Resolve = Callable[[str, Caller], RawModel]
 class CompletionRoute:
     """Handler of the Completions API.
 
-    `switched_on` is True if the operator has enabled raw completions. `permitted_name` returns a name by which the
-    caller may use a group. `spell` converts token ids to text, and `cut` text to token ids. `new_id` returns an
-    unguessable string and `clock` the time in seconds since the epoch.
+    `switched_on` is True if the operator has enabled raw completions. `permitted_name` takes the name of a deployment
+    group, and returns a name or alias by which the caller may use the group. `spell` converts token ids to text, and
+    `cut` converts text to token ids. `new_id` returns an unguessable string, and `clock` the Unix time in seconds.
     """
 
     service: GenerationService
@@ -98,11 +98,11 @@ class CompletionRoute:
         )
 
     async def complete_own(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        """Complete a prompt that the gateway wrote, and return the answer.
+        """Complete a prompt that the gateway itself has written, and return the answer.
 
         The caller needs no permission for raw prompts, and hooks cannot change the prompt. `body` is a completion
-        request with one prompt of token ids, without `stream`. Its model is the name of a group, which the caller may
-        be allowed to use only by an alias.
+        request with one prompt of token ids, without `stream`. The `model` in the body is the name of a deployment
+        group, even if the caller may use the group only by an alias.
         """
         body = {**body, "model": self.permitted_name(body["model"], request.state.caller)}
         await identify_end_user(request, body, "user")

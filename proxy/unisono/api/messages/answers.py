@@ -23,7 +23,7 @@ def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
 
 
 def known_id(client_id: str) -> str:
-    """Convert a client's call id to the gateway's."""
+    """Convert the call id that a client sent to the id that the gateway uses inside."""
     for prefix in (CLIENTS, SERVERS, MCP_SERVERS):
         if client_id.startswith(prefix):
             return OURS + client_id.removeprefix(prefix)

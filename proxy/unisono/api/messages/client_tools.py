@@ -1,6 +1,6 @@
-"""Anthropic's tools that the client runs, as functions with documented names and inputs.
+"""Anthropic's tools that the client runs, as functions with Anthropic's documented inputs.
 
-A request contains only the types of these tools, because Anthropic's models know their names and inputs.
+A request contains only the types of these tools, because Anthropic's models know the names and inputs of the tools.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _commands(*names: str) -> Properties:
 class AnthropicTool:
     """Tool of Anthropic that the client runs.
 
-    `settings` contains the names of those fields of the tool in a request that have an effect.
+    `settings` contains the names of those fields that a request may set in the tool, and that have an effect.
     """
 
     types: re.Pattern[str]
@@ -67,7 +67,10 @@ class AnthropicTool:
     settings: frozenset[str] = frozenset()
 
     def function(self, name: str | None, fields: Mapping[str, Any]) -> FunctionSpec:
-        """Return the tool as a function; `fields` are its settings in the request."""
+        """Return the tool as a function; `fields` are the fields of the tool in the request.
+
+        If `name` is None, the function has the tool's own name.
+        """
         parameters: dict[str, Json] = {"type": "object", "properties": self.properties}
         if self.required:
             parameters["required"] = [*self.required]
@@ -106,5 +109,5 @@ TOOLS: Final = (
 
 
 def client_tool(kind: str) -> AnthropicTool | None:
-    """Return the tool of a type; None for any other type."""
+    """Return Anthropic's client tool with the type `kind`; None if there is no such tool."""
     return next((tool for tool in TOOLS if tool.types.fullmatch(kind)), None)

@@ -1,8 +1,8 @@
 """Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back the whole conversation, including blocks from other servers. All of Anthropic's kinds are accepted. A
-block that the model cannot read is left out with a note. Only unknown kinds, and media in the newest user message, are
-refused.
+Agents send back the whole conversation, including blocks from other servers. All of Anthropic's kinds of blocks are
+accepted. A block that the model cannot read is left out, and a note tells the client. Only unknown kinds, and media in
+the newest user message, are refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ToolUseBlock(ContentBlock):
 
 
 class ServerUseBlock(ContentBlock):
-    """A call of a server tool, which was run by the server that generated the answer."""
+    """A call of a server tool. The server that generated the answer also ran the tool."""
 
     id: Id
     name: ToolName
@@ -71,7 +71,7 @@ class ServerUseBlock(ContentBlock):
 
 
 class ServerResultBlock(ContentBlock):
-    """The result of a server's own call, in a form specific to each tool."""
+    """The result of a server tool call. The form of `content` depends on the tool."""
 
     tool_use_id: Id
     content: Any = None
@@ -114,7 +114,7 @@ class ToolResultBlock(ContentBlock):
 
 
 class ToolReferenceBlock(ContentBlock):
-    """A deferred tool that a search of the client found."""
+    """A deferred tool that a tool search of the client found."""
 
     tool_name: Text
 
@@ -152,7 +152,7 @@ class BrowserStateBlock(ContentBlock):
 
 
 class SilentBlock(ContentBlock):
-    """A kind of block without content for the model."""
+    """A block that contains nothing for the model."""
 
 
 # All kinds of blocks.
@@ -216,7 +216,10 @@ CompactionBlock.model_rebuild()
 
 
 def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """Return the text of blocks that are not calls; add notes on blocks without text to `notes`."""
+    """Return the text of blocks that are not calls.
+
+    `blocks` contains each block after its path in the request. For a block without text, a note is added to `notes`.
+    """
     texts: list[str] = []
     for at, block in blocks:
         match block:

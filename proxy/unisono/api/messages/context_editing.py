@@ -37,8 +37,8 @@ COUNTED: Final = {"clear_tool_uses_20250919": "cleared_tool_uses", "clear_thinki
 class EditedRequest:
     """Request after its edits.
 
-    `applied` contains a report for each edit that was applied. `tokens` is the number of prompt tokens after the edits,
-    `original_tokens` the number before the edits. Both are None if no tokens were counted.
+    `applied` contains a report for each edit that was applied. `original_tokens` and `tokens` are the numbers of prompt
+    tokens before and after the edits, or None if no tokens were counted.
     """
 
     request: GenerationRequest
@@ -85,7 +85,10 @@ def _cleared(conversation: Conversation, edit: Edit) -> tuple[Conversation, int]
 
 
 def without_tool_uses(conversation: Conversation, edit: ClearToolUses) -> tuple[Conversation, int]:
-    """Clear the results of all tool uses but the newest ones; return also the number cleared."""
+    """Clear the results of all tool uses except the newest ones.
+
+    Returns the new conversation and the number of results that were cleared.
+    """
     items = list(conversation.items)
     results = [position for position, item in enumerate(items) if isinstance(item, ToolResult)]
     if edit.trigger.type == "tool_uses" and len(results) <= edit.trigger.value:
@@ -116,9 +119,10 @@ def _is_named(name: str, names: Collection[str]) -> bool:
 
 
 def without_thinking(conversation: Conversation, edit: ClearThinking) -> tuple[Conversation, int]:
-    """Leave out the reasoning of all turns but the newest ones; return also the number left out.
+    """Leave out the reasoning of all turns except the newest ones.
 
-    A turn is everything between two user messages, such as a whole loop of tool calls.
+    A turn is everything between two user messages, such as a whole loop of tool calls. Returns the new conversation and
+    the number of turns without reasoning.
     """
     if edit.keep.type == ALL:
         return conversation, 0

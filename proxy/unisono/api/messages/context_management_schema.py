@@ -32,7 +32,7 @@ class KeptToolUses(OpenModel):
 
 
 class KeptThinking(OpenModel):
-    """Number of newest turns that keep their thinking. With the type `all`, every turn keeps it."""
+    """Number of newest turns that keep their thinking. For type `all`, every turn keeps its own."""
 
     type: Literal["thinking_turns", "all"]
     value: Count | None = Field(None, validate_default=True)
@@ -79,7 +79,7 @@ class ClearThinking(OpenModel):
 
 
 class CompactEdit(OpenModel):
-    """Compaction of a conversation whose prompt has reached a number of tokens."""
+    """Compaction of a conversation when its prompt reaches a number of tokens, the `trigger`."""
 
     type: Literal["compact_20260112"]
     trigger: InputTokenCount | None = None

@@ -1,4 +1,4 @@
-"""Deferred tools of a Messages request, found by a search of the client or the gateway.
+"""Deferred tools of a Messages request, which a search by the client or the gateway finds.
 
 The gateway runs Anthropic's tools `tool_search_tool_*`. In a request without these tools, the client searches. A
 `tool_reference` in a tool result then names a tool that the client found.
@@ -26,7 +26,7 @@ SEARCHES: Final = (
 
 
 def _search(tools: Sequence[MessagesTool]) -> tuple[str, SearchMethod] | None:
-    """Return the name and the method of the first search in the request, or None."""
+    """Return the name and the method of the first tool search in `tools`, or None."""
     found = (
         (tool.name or name, method) for tool in tools for types, name, method in SEARCHES if types.fullmatch(tool.type)
     )
@@ -38,7 +38,7 @@ def is_search(kind: str) -> bool:
 
 
 def is_searched(request: MessagesInput) -> bool:
-    """Return whether the request has a search that the gateway can run, and tools to find."""
+    """Return whether the request has a tool search that the gateway can run, and tools to find."""
     tools = request.tools or []
     functions = [tool for tool in tools if tool.type == CUSTOM or client_tool(tool.type) is not None]
     is_taken = (search := _search(tools)) is not None and any(tool.name == search[0] for tool in functions)
@@ -66,7 +66,7 @@ def notes_on_deferred(request: MessagesInput, deferred: Collection[str]) -> Iter
 
 
 def server_search(request: MessagesInput, toolbox: Toolbox, removed: Collection[str]) -> ToolSearch | None:
-    """Return the gateway's search among the deferred tools except `removed` ones, or None."""
+    """Return the gateway's search for deferred tools that are not in `removed`, or None."""
     is_forbidden = request.tool_choice is not None and request.tool_choice.type == "none"
     search = _search(request.tools or []) if is_searched(request) and not is_forbidden else None
     if search is None:
@@ -83,7 +83,7 @@ def with_declared(
 ) -> Conversation:
     """Return the conversation with the declared tools in its preamble.
 
-    Deferred tools that were not found yet are in the result's `deferred`.
+    The field `deferred` of the result contains the deferred tools that were not found yet.
     """
     found = {tool.name for tool in conversation.tools}
     # The model must know a tool that the request requires. A tool that was found stays where it was found, so that the

@@ -1,6 +1,7 @@
 """Error bodies in Anthropic's format.
 
-Every process needs these formats, even if it never serves this API. The module therefore imports nothing else of it.
+Every process needs these formats, even if it never serves the Messages API. The module therefore imports no other
+module of this API.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ def to_type(status: int) -> str:
 
 
 def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
-    """Return the error object, as used in a body and in a stream.
+    """Return an error in Anthropic's format, for response bodies and for events of a stream.
 
-    The message names the field at fault. The details hold the code that all APIs of the gateway use.
+    The message names the invalid field. The details contain the error code, which is the same in all APIs.
     """
     error_object = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
     return {"type": "error", "error": error_object} | ({"request_id": request_id} if request_id else {})
 
 
 def to_message(error: UnisonoError) -> str:
-    """Return the error text. It names the field at fault, except in texts that clients match."""
+    """Return the error text. It names the invalid field, except in texts that clients match."""
     if isinstance(error, ContextTooLong) and 0 < error.limit <= error.tokens:
         # A prompt that fills the window exactly leaves no room for the first output token.
         maximum = min(error.limit, error.tokens - 1)

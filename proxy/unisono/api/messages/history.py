@@ -1,9 +1,10 @@
 """Pure conversion of a request's messages to conversation items in the model's order.
 
 Each text block of an assistant message becomes one message of the model. The last text block is the final answer,
-unless the message has a client call or a later server tool call. All other texts are commentary. Adjacent text blocks
-with citations are joined to one text. Reasoning is read only if this gateway signed it. A block that cannot be read is
-left out with a note, because clients send it again with every later request.
+unless the message has a client call, or a server tool call after this block. All other texts are commentary. Adjacent
+text blocks with citations are joined to one text. Reasoning is read only if this gateway signed or sealed it. A block
+that cannot be read is left out with a note. An error would end the session, because clients send the block again with
+every later request.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ NOT_ADDED: Final = (
 
 
 class SealedBlocks(Protocol):
-    """Reader of data that this gateway sealed or signed for clients."""
+    """Reader of data that this gateway has sealed or signed, and that clients send back."""
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """Return the items; None if the text is damaged, or was not sealed here for this tenant."""
+        """Return the sealed items; None if this gateway did not seal `text` for this tenant."""
         ...
 
     def session(self, tenant: str, text: str) -> str:
-        """Return the tool server session in a seal; "" without one, or for an invalid seal."""
+        """Return the tool server session in a seal; "" if there is none or the seal is invalid."""
         ...
 
     def signed(self, tenant: str, text: str, signature: str) -> bool: ...
@@ -79,8 +80,8 @@ class SealedBlocks(Protocol):
 class HistoryReader:
     """Converter of messages, which are added in order.
 
-    `seals` may be None if no block is sealed or signed. `deferred` maps the names of deferred tools to the tools. A
-    deferred tool is declared at the position of the first `tool_reference` with its name.
+    `seals` may be None if no block is sealed or signed. `deferred` contains the deferred tools by name. The model sees
+    the declaration of a deferred tool at the position of the first `tool_reference` with the tool's name.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class HistoryReader:
         self.removed: set[str] = set()
 
     def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
-        """Add the blocks of a message, starting with the index `begin`.
+        """Add the blocks of the message at index `position`, from block index `begin` on.
 
         Raises InvalidRequest for a block that cannot be converted. The error names the block.
         """
@@ -115,7 +116,7 @@ class HistoryReader:
                 self._change_tools(blocks)
 
     def instructions(self, position: int, message: MessageParam) -> str:
-        """Return the text of a message with instructions."""
+        """Return the instructions in the system message at index `position`."""
         self.notes += without_effect(f"messages.{position}.", message.model_extra or {})
         blocks = _placed(position, message)
         return text_of([entry for entry in blocks if not isinstance(entry[1], ToolChangeBlock)], self.notes)
@@ -123,7 +124,7 @@ class HistoryReader:
     def add_compacted(self, messages: Sequence[MessageParam], position: int, place: int) -> None:
         """Add the message at index `position`, whose block at index `place` is a compaction.
 
-        The compaction replaces all earlier messages and blocks.
+        The compaction replaces all earlier messages, and all earlier blocks of this message.
         """
         message = messages[position]
         block = message.content[place]
@@ -200,7 +201,7 @@ class HistoryReader:
                 self.removed -= {tool.name for tool in self._tools_of(block.tool)} or {_name_of(block)}
 
     def _change_tools(self, blocks: Iterable[tuple[str, ContentBlock]]) -> None:
-        """Declare added tools at this position, and tell the model about removed ones."""
+        """Declare the added tools at the current position, and tell the model of removed tools."""
         for at, block in blocks:
             if not isinstance(block, ToolChangeBlock):
                 continue
@@ -221,7 +222,10 @@ class HistoryReader:
             self.removed -= names
 
     def _tools_of(self, tool: ChangedTool, at: str = "") -> tuple[FunctionTool, ...]:
-        """Return the tool that a block adds: a deferred tool, or a tool with its definition."""
+        """Return the tool that a block adds: a deferred tool, or a tool with its own definition.
+
+        The result is empty if the tool is unknown or its definition is invalid.
+        """
         if tool.definition is None:
             found = self._deferred.get(tool.name or "")
             return () if found is None else (found,)
@@ -339,7 +343,7 @@ def _name_of(change: ToolChangeBlock) -> str:
 
 
 def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
-    """Return the notice about a removed tool for the model; None for any other block."""
+    """Return the message that tells the model about a removed tool; None for any other block."""
     if not isinstance(block, ToolChangeBlock) or block.type != TOOL_REMOVAL:
         return None
     return DeveloperMessage(f"From now on, do not call this tool: {_name_of(block)}")

@@ -1,4 +1,4 @@
-"""Pure conversion of a Messages request to a generation request, without clock and new ids."""
+"""Pure conversion of a Messages request to a generation request, without a clock or new ids."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Thinking(Enum):
 class MessagesModel:
     """Settings of a model for the Messages API: its deployment group, answer options and tools.
 
-    `trained` holds the servers for the tools that gpt-oss was trained on. An answer pauses after `pause_after` rounds
-    of server tool calls; None means never. `window` returns the context window in tokens, or None.
+    `trained` holds the servers for builtin tools, by tool name. An answer pauses after `pause_after` rounds of server
+    tool calls; None means never. `window` returns the context window in tokens, or None if it is unknown.
     """
 
     group: str
@@ -85,7 +85,7 @@ class MessagesModel:
 class MessagesGeneration:
     """Converted request: generation request and output options.
 
-    `server_tool_names` contains the names of the builtin tools whose calls are emitted. `session` is the tool server
+    The answer shows the client the calls of the builtin tools in `server_tool_names`. `session` is the tool server
     session of these calls.
     """
 
@@ -170,7 +170,7 @@ def to_generation_request(
 def _served(
     request: MessagesInput, model: MessagesModel, tenant: str, session: str
 ) -> tuple[tuple[ToolServer, ...], frozenset[str]]:
-    """Return the servers of the request's tools, and the builtin tools among them."""
+    """Return the servers that run the request's tools, and the names of its builtin tools."""
     builtins = to_servers(request, model.trained, owner=tenant, session=session)
     hosted = frozenset(server.builtin for server in builtins) | ({SEARCH} if is_searched(request) else frozenset())
     named = to_mcp_servers(request.mcp_servers or (), request.toolsets, model.servers, tenant)
@@ -189,7 +189,8 @@ def to_conversation(
 ) -> tuple[Conversation, list[str]]:
     """Return the conversation, and notes on blocks and fields without effect.
 
-    `preamble` contains all tools of the request. In the result, a deferred tool is at the position where it was found.
+    `preamble` contains all tools of the request. In the returned conversation, a deferred tool is declared at the
+    position where a search found the tool.
     """
     tools = preamble.tools
     deferred = deferred_tools(request, tools)
@@ -214,12 +215,12 @@ def to_conversation(
 
 
 def _is_preface(message: MessageParam) -> bool:
-    """Return whether a message contains only instructions, without changes of tools."""
+    """Return whether a message contains only instructions, and neither adds nor removes tools."""
     return message.role == "system" and not any(isinstance(block, ToolChangeBlock) for block in message.content)
 
 
 def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:
-    """Return the compaction that the request asks for, at once or from a threshold, or None."""
+    """Return the compaction that the request asks for, with or without a threshold, or None."""
 
     def rebuilt(items: Sequence[Item]) -> Conversation:
         return replace(conversation, items=tuple(items), reasoning_from=0)
@@ -238,9 +239,9 @@ def to_compaction_plan(request: MessagesInput, conversation: Conversation, windo
 def _runnable(
     request: MessagesInput, model: MessagesModel, tenant: str, hosted: frozenset[str]
 ) -> Iterator[ToolServer]:
-    """Yield the servers whose tools run although the request does not name them.
+    """Yield the operator's servers whose tools the gateway runs although the request names none.
 
-    Servers of builtin tools in `hosted` are omitted, because the request names these tools.
+    Servers of builtin tools in `hosted` are skipped, because the request names these tools.
     """
     requested = request.unisono.run_tools if request.unisono else None
     for server in model.runnable.servers_for(requested, tenant):
@@ -274,10 +275,10 @@ def _budget(request: MessagesInput) -> int | None:
 def _choice(
     request: MessagesInput, requested: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
 ) -> Choice | None:
-    """Return the engine's constraint on calls.
+    """Return the engine's constraint on calls, or None.
 
-    Returns None if the answer continues after a server tool's result, because the required call was made before the
-    pause.
+    Returns None if this request continues a paused answer after a server tool's result, because the answer made the
+    required call before the pause.
     """
     choice = to_server_tool_choice(requested, toolbox, servers, has_search=is_searched(request))
     last = request.messages[-1]
@@ -298,7 +299,7 @@ def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | Non
 
 
 def _form(request: MessagesInput, default: AnswerForm | None) -> tuple[AnswerForm | None, str]:
-    """Return the required format, and the field that sets it."""
+    """Return the required format or `default`, and the name of the field for the format."""
     format = request.output_config.format if request.output_config else None
     at = "output_config.format" if format is not None else "output_format"
     format = format or request.output_format

@@ -19,14 +19,14 @@ ServerName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class ToolConfiguration(OpenModel):
-    """Selection of a server's tools, in the form that preceded `mcp_toolset`."""
+    """Selection of a server's tools, in the older form that `mcp_toolset` has replaced."""
 
     enabled: bool | None = None
     allowed_tools: list[ToolName] | None = None
 
 
 class McpServerParam(OpenModel):
-    """Tool server at an address. The token is sent only to this server."""
+    """Tool server at a URL. The token is sent only to this server."""
 
     type: Literal["url"] = "url"
     name: ServerName
@@ -36,7 +36,7 @@ class McpServerParam(OpenModel):
 
 
 class ToolsetConfig(OpenModel):
-    """Settings for one tool of a toolset, or for all of them."""
+    """Settings for one tool of a toolset, or for all tools of the toolset."""
 
     enabled: bool | None = None
     defer_loading: bool | None = None
@@ -47,7 +47,7 @@ class ToolsetConfig(OpenModel):
 
 
 class ToolsetFields(OpenModel):
-    """Fields of an `mcp_toolset`: a default for a server's tools, and exceptions."""
+    """Fields of an `mcp_toolset`: default settings for a server's tools, and settings per tool."""
 
     mcp_server_name: ServerName | None = None
     default_config: ToolsetConfig | None = None
@@ -68,9 +68,10 @@ def to_mcp_servers(
 ) -> tuple[ToolServer, ...]:
     """Return the servers whose tools the request enables.
 
-    `toolsets` maps indexes of the request's `tools` to the toolsets there. This API has no approvals, so tools for
-    which the operator requires approval are unavailable. Raises InvalidRequest for names that do not match and for too
-    many servers. Raises ToolServerNotAllowed if the gateway may not connect to a server. The errors name the field.
+    `toolsets` contains the toolsets in the request's `tools`, by index. This API has no approvals, so tools for which
+    the operator requires approval are unavailable. Raises InvalidRequest for a toolset without a server, for two
+    servers or toolsets with the same name, and for too many servers. Raises ToolServerNotAllowed if the gateway may not
+    connect to a server. The errors name the field.
     """
     names = [server.name for server in servers]
     for position, toolset in toolsets.items():

@@ -70,12 +70,12 @@ def _nothing(*_: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageFrame:
-    """Fields that streamed and whole answers have in common, and output options.
+    """Fields common to streamed and whole answers, and output options.
 
-    Calls of the builtin tools in `server_tool_names` and of the servers with the labels `mcp_servers` are emitted.
-    `session` is the tool server session of these calls. `sign` returns the signature of a text. `seal` encrypts items
-    with their session, and `seal_history` encrypts the items of a compaction. `removed` contains the names of tools
-    that were removed so far.
+    The client sees the calls of the builtin tools in `server_tool_names`, and of the servers with the labels
+    `mcp_servers`. `session` is the tool server session of these calls. `sign` returns the signature of a text. `seal`
+    encrypts items with their session, and `seal_history` encrypts the items of a compaction. `removed` contains the
+    names of the tools that the model must not call any more.
     """
 
     id: str
@@ -215,7 +215,7 @@ class MessageEvents:
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the events of one batch.
 
-        Adjacent deltas of one item are joined. The batch with Finished returns the last events of the stream.
+        Adjacent deltas of one item are joined. For the batch with Finished, these are the last events of the stream.
         """
         # Nearly all batches are one delta.
         if self._has_started and len(batch) == 1 and isinstance(only := batch[0], Delta):
@@ -226,7 +226,7 @@ class MessageEvents:
         return b"".join(events)
 
     def keep_alive(self) -> bytes:
-        """Return a keep-alive event, and before it `message_start` if that was not sent yet."""
+        """Return a keep-alive event, after `message_start` if `message_start` was not sent yet."""
         # Clients expect `message_start` as the first event.
         return PING if self._has_started else self._message_start() + PING
 
@@ -312,9 +312,9 @@ class MessageEvents:
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
     def _arguments_delta(self, text: str) -> bytes:
-        """Return the delta of streamed arguments; empty until they begin with `{`.
+        """Return the delta of streamed arguments; empty until the arguments begin with `{`.
 
-        Clients fail on arguments that are not an object.
+        Clients fail if arguments are not an object.
         """
         arguments = f"{self._before_object}{text}"
         begins = arguments.lstrip().startswith("{")

@@ -151,7 +151,7 @@ async def _counted(service: GenerationService, prepared: PreparedMessage) -> dic
 async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
     """Validate and convert a request, and apply its context edits.
 
-    Raises an error if the request is invalid or not supported, or if the caller may not use the model.
+    Raises an error if the request is invalid or not supported, or if the caller may not use its model.
     """
     body = await read_json(request)
     if kind is MessagesRequest:
@@ -238,7 +238,7 @@ def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
 
 
 def limit_headers(status: QuotaStatus, now: float) -> dict[str, str]:
-    """Return Anthropic's rate limit headers: limits per minute, remaining amounts, reset times."""
+    """Return Anthropic's rate limit headers: limits per minute, remainders, and reset times."""
     headers: dict[str, str] = {}
     for name, limit, remaining, reset_s in status.windows():
         at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -54,7 +54,7 @@ class MessageParam(OpenModel):
 
 
 class MessagesTool(ToolsetFields):
-    """A tool of any kind. A tool without a type is the client's own."""
+    """A tool of any kind. A tool without a type is one that the client itself has defined."""
 
     type: Annotated[
         str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM), FieldInput(str | None)
@@ -178,6 +178,6 @@ class MessagesInput(SamplingFields, MediaHistory):
 
 
 class MessagesRequest(MessagesInput):
-    """A request for an answer. `max_tokens` is required; it is optional for counting tokens."""
+    """A request for an answer. Unlike a request to count tokens, it must contain `max_tokens`."""
 
     max_tokens: Count

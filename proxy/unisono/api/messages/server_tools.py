@@ -59,14 +59,14 @@ MODES: Final[Mapping[str, ChoiceMode]] = {
 
 
 def builtin_for(kind: str) -> str:
-    """Return the builtin tool for a tool type, or "" for any other type."""
+    """Return the builtin tool that a tool type selects, or "" if it selects none."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
 def to_servers(
     request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
-    """Return those servers in `trained` that run the request's server tools.
+    """Return those servers in `trained` that run the request's builtin tools.
 
     This API has no approvals, so tools that require approval are unavailable.
     """
@@ -80,8 +80,8 @@ def to_servers(
 def declared(request: MessagesInput, hosted: frozenset[str]) -> Iterator[DeclaredTool]:
     """Yield the tools that are functions for the model, and the unavailable tools.
 
-    Builtin tools in `hosted`, and a tool search that the gateway can run, are available without being functions. They
-    are skipped.
+    Skips builtin tools in `hosted`, and a tool search that the gateway can run: these tools are available, but are not
+    functions of the client.
     """
     has_search = is_searched(request)
     for position, tool in enumerate(request.tools or ()):
@@ -107,7 +107,7 @@ def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
 def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str], *, is_bounded: bool) -> Iterator[str]:
     """Yield notes on fields of tools that the gateway runs.
 
-    `is_bounded` is True if `max_uses` of these tools limits the calls, so that it needs no note.
+    If `is_bounded` is True, `max_uses` limits the calls of these tools, so `max_uses` needs no note.
     """
     for position, tool in enumerate(tools):
         if builtin_for(tool.type) in hosted:
@@ -117,9 +117,9 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str], *, is_bounde
 
 
 def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
-    """Limit the number of calls to the sum of `max_uses`.
+    """Limit the number of server tool calls to the sum of `max_uses` of the tools.
 
-    This applies only if every server tool of the request has `max_uses`, and no MCP server is used.
+    There is no limit unless every server tool of the request has `max_uses` and the request uses no MCP server.
     """
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
@@ -136,10 +136,11 @@ def with_server_tools(
     pause_after: int | None,
     removed: Collection[str],
 ) -> ServerTools | None:
-    """Set the servers whose calls are emitted, the limits, and the tool search.
+    """Add the servers whose calls the client sees, the limits, and the tool search.
 
-    The search does not find `removed` tools. The answer may pause only if the client sees the calls of all servers. A
-    later request can continue the answer only with all these calls.
+    The client sees the calls of the servers in `served`. The tool search does not find `removed` tools. The answer may
+    pause after `pause_after` rounds of calls, but only if the client sees the calls of all servers, because a later
+    request needs all these calls to continue the answer.
     """
     search = server_search(request, toolbox, removed)
     if server_tools is not None:
@@ -211,7 +212,7 @@ ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD
 
 
 def name_of(item: HostedCall) -> str:
-    """Return the block name of a call; "" for a tool that the API does not have."""
+    """Return Anthropic's name for the called tool; "" if the API has no such tool."""
     builtin = builtin_of(item.server)
     if builtin == TOOL_SEARCH:
         return item.tool
@@ -247,7 +248,7 @@ def _input(arguments: ToolArguments, name: str) -> Any:
 
 
 def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
-    """Return the block of a call's result."""
+    """Return the block of a call's result; `sealed` is the encrypted call and result."""
     if builtin_of(ran.item.server) == TOOL_SEARCH:
         return _search_result(ran, sealed)
     if not builtin_of(ran.item.server):
@@ -361,5 +362,5 @@ def _source_text(source: Any) -> str:
 
 
 def is_encrypted(content: Any) -> bool:
-    """Return whether a result contains text that only another server can read."""
+    """Return whether a result contains text that another server has encrypted."""
     return isinstance(content, dict) and any(name.startswith("encrypted_") for name in content)

@@ -17,9 +17,9 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    `calls` is the number of emitted client calls, and `cut` is True if one of them was truncated. `server_calls`
-    contains the block name of each server tool call. `refused` is True if a text violated the required format.
-    `compacted` is the compaction before the answer.
+    `calls` is the number of emitted client calls, and `cut` is True if one of these calls was truncated. `server_calls`
+    contains the tool name of each server tool call. `refused` is True if a text violated the required format.
+    `compacted` is the compaction before the answer, or None.
     """
 
     calls: int = 0
@@ -83,9 +83,9 @@ def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, m
 
 
 def _is_window_full(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
-    """Return True if the context window ended the answer.
+    """Return True if the answer ended because the context window was full.
 
-    Other causes are the request's limit, a budget, and a stop by the gateway.
+    Other causes of a truncated answer are `max_tokens` of the request, a budget, and a stop by the gateway.
     """
     if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
         return False

@@ -1,4 +1,4 @@
-"""Conversion between a call's argument text and this API's input object."""
+"""Conversion between the argument text of a call and the input object of the Messages API."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def to_wire(arguments: str) -> Any:
-    """Return a call's input for a JSON body. Numbers of any size stay as the model wrote them."""
+    """Return a call's input for a JSON body. Long numbers stay exactly as the model wrote them."""
     value = to_input(arguments)
     return orjson.Fragment(arguments) if _is_beyond_orjson(value, arguments) else exact(value, arguments)
 
 
 def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
-    """Return True for an object that orjson rejected only because of its digits or nesting."""
+    """Return True for an object that orjson rejected only for its long numbers or its nesting."""
     is_rejected = value.keys() == {UNPARSED} and value[UNPARSED] == arguments
     return is_rejected and json_kind(arguments) is dict and _LONE_SURROGATE.search(arguments) is None
 

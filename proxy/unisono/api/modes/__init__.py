@@ -1,1 +1,1 @@
-"""APIs of models that generate no text, such as embeddings; their requests pass through."""
+"""APIs of models that generate no text, such as embedding models. Requests pass through."""

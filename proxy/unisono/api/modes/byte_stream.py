@@ -1,4 +1,4 @@
-"""Answers in a media type of the backend, such as audio, sent as they arrive."""
+"""Answers whose media type the backend selects, such as audio, forwarded as they arrive."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _nothing() -> None:
 async def started_bytes(
     request: Request, stream: GenerationStream, close: Callable[[], None] = _nothing, *, whole: bool = False
 ) -> Response:
-    """Return the response when its first bytes have arrived.
+    """Wait for the first bytes of an answer, and return the response.
 
-    With `whole`, the response starts when all bytes have arrived, so that a hook can still reject it; but at the latest
-    after `MAX_WHOLE_BYTES`. `close` is called at the end of the response. Raises the error of a request that fails
-    before the response starts.
+    If `whole` is True, waits until all bytes or more than `MAX_WHOLE_BYTES` bytes have arrived, so that a hook can
+    still reject the answer. `close` is called at the end of the response. Raises the error of the generation if it
+    fails before the response starts.
     """
     try:
         batches = aiter(stream)
@@ -53,7 +53,7 @@ async def started_bytes(
 
 
 async def _first(batches: AsyncIterator[list[Event]], size: int) -> list[PassedBytes]:
-    """Read batches until they have more than `size` bytes or the stream ends; return the parts."""
+    """Read batches until they have over `size` bytes or the stream ends; return their parts."""
     first: list[PassedBytes] = []
     async for batch in batches:
         first += _bytes_of(batch)

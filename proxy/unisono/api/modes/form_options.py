@@ -1,7 +1,7 @@
-"""Options of the gateway in multipart forms: routing, guardrails and tags, as in JSON.
+"""Gateway options in multipart forms: routing, guardrails and tags, as in JSON bodies.
 
-A list or an object may be sent in one part as JSON, such as `["a"]` in the part `fallbacks`. Or each of its values has
-its own part with a name in brackets, as the OpenAI SDK writes it: `fallbacks[]` and `metadata[tags][]`.
+A list or an object may be sent in one part as JSON, such as `["a"]` in the part `fallbacks`. Or each value of the list
+or object has its own part, and the part's name has brackets, as in the OpenAI SDK: `fallbacks[]`, `metadata[tags][]`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OptionPart:
 
 
 def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the field and the keys in the name of a part; None if the field has no options."""
+    """Return the field and keys in the name of a part; None if the field cannot have options."""
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in OPTIONS:
         return None
@@ -46,7 +46,7 @@ def option_field(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
-    """Return the options of a form, as the fields of a JSON body.
+    """Return the values of the parts, as the fields of a JSON body.
 
     Raises InvalidRequest if a name has too many keys, or if the parts of a field contradict each other.
     """
@@ -77,9 +77,9 @@ def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dic
 
 
 def _rewritten(part: OptionPart, left: Any) -> bytes:
-    """Return a part with `left`, the rest of a field's value, as JSON.
+    """Return a part that contains `left`, the rest of a field's value, as JSON.
 
-    This part replaces all parts of the field, so it has the name of the field, without keys in brackets.
+    This part replaces all parts of the field, so its name is the name of the field without keys in brackets.
     """
     own_name = re.compile(rb'name="[^"]*"')
     head = own_name.sub(b'name="%b"' % part.field.encode(), part.head, count=1)
@@ -87,7 +87,7 @@ def _rewritten(part: OptionPart, left: Any) -> bytes:
 
 
 def _value(text: str) -> Any:
-    """Return the JSON of a text, or the text itself."""
+    """Parse a text as JSON; return the text itself if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -95,7 +95,7 @@ def _value(text: str) -> Any:
 
 
 def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
-    """Put a value at a path; an empty key appends to a list.
+    """Put a value at a path in `target`; an empty key in the path appends to a list.
 
     Raises InvalidRequest if the parts of a field contradict each other.
     """

@@ -24,8 +24,8 @@ AUDIO_BYTES_PER_TOKEN: Final = 1_600
 class ModeTraits:
     """Traits of an API.
 
-    `surface` is the name of the API in metrics. `texts` are the fields with text. A body must contain one of the fields
-    in `needs`. `generates` is False if the answer contains no generated tokens.
+    `surface` is the name of the API in metrics. `texts` are the fields whose text hooks can read. A body must contain
+    at least one of the fields in `needs`. `generates` is False if the answer contains no generated tokens.
     """
 
     surface: str
@@ -36,7 +36,7 @@ class ModeTraits:
 
 @dataclass(frozen=True, slots=True)
 class ModeModel:
-    """Model of these APIs.
+    """Settings of a model for these APIs.
 
     `group` is the deployment group that serves the model. `max_embedding_batch_size` is the maximum number of inputs in
     one request to a backend; None for no limit.
@@ -135,7 +135,7 @@ def _is_streamed(api: Api, body: Mapping[str, Json]) -> bool:
 
 
 def _items(body: Mapping[str, Json], fields: tuple[str, ...]) -> Iterator[UserMessage]:
-    """Yield the readable content of a body, one item for each element of a list."""
+    """Yield the readable text of the fields in a body; each element of a list is its own item."""
     for name in fields:
         value = body.get(name)
         for each in value if isinstance(value, list) else (value,):
@@ -154,7 +154,7 @@ def check_input(value: Json) -> None:
 
 
 def _inputs(body: Mapping[str, Json]) -> int | None:
-    """Return the number of inputs to embed; None if unknown. A list of token ids is one input."""
+    """Return the number of inputs to embed, None if unknown. One list of token ids is one input."""
     value = body.get("input")
     if isinstance(value, str):
         return 1

@@ -1,7 +1,7 @@
 """Multipart bodies of requests, stored in a temporary file until the request is answered.
 
-The file has two purposes, with bounded memory. The model can be read wherever it is in the body, and after a failure
-the body can be sent to a different deployment. All parts except the model are forwarded with their own headers.
+The file serves two purposes without using much memory. The model can be read wherever it is in the body, and after a
+failure the body can be sent to a different deployment. All parts except the model are forwarded with their own headers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ MODEL: Final = "model"
 class SpooledUpload(Upload):
     """Multipart body of a request.
 
-    `fields` are its text fields, including the model. `files` are the names of its files. `options` are parts that may
-    contain options of the gateway. They are forwarded only if the caller writes them with `write`.
+    `fields` are the text fields of the body, including the model. `files` are the names of the fields with files.
+    `options` are parts that may contain options of the gateway. These parts are forwarded only if the code that uses
+    the upload adds them with `write`.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class SpooledUpload(Upload):
         return b"--%b\r\n%b\r\n" % (self._boundary.encode(), lines)
 
     def close(self) -> None:
-        """Delete the file. Repeatable."""
+        """Delete the file. May be called more than once."""
         self._file.close()
 
     def _begin(self, model: str) -> bytes:
@@ -125,7 +126,7 @@ class PartReader:
         )
 
     def feed(self, data: bytes) -> None:
-        """Read bytes of the body. Raises InvalidRequest or FormParserError if they are invalid."""
+        """Read bytes of the body. Raises InvalidRequest or FormParserError for an invalid body."""
         if data:
             self.parser.write(data)
 
