@@ -42,7 +42,8 @@ class Caller:
     configured tool servers. None permits all. `raw` permits completions of prompts that the gateway does not render.
     `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
     request selects, and `routing` is the routing that the request selects. `shared_limits` and `shared_models` are the
-    limits and permitted models of the key's team, the key's user and the end user; they apply in addition.
+    limits and permitted models of the key's team, the key's user and the end user. They apply in addition to the limits
+    and permitted models of the key itself.
     """
 
     tenant: str
@@ -82,7 +83,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KeyDigest:
-    """Keyed digest of a secret, in hexadecimal; the secret expires at `until`, None for never."""
+    """Keyed digest of a secret, in hexadecimal.
+
+    `until` is the time at which the secret expires, in seconds since 1970; None for never.
+    """
 
     digest: str
     until: float | None = None
@@ -136,7 +140,7 @@ class KeyRecord:
         )
 
     def is_valid(self, now: float) -> bool:
-        """Return True if the key is neither revoked nor blocked nor expired."""
+        """Return True if the key is not revoked, blocked or expired; `now` is in seconds since 1970."""
         is_expired = self.expires_at is not None and now >= self.expires_at
         return self.revoked_at is None and not self.is_blocked and not is_expired
 
@@ -145,11 +149,12 @@ class KeyStore(Protocol):
     """Storage for the virtual keys of all tenants. Every method may raise `StoreUnavailable`."""
 
     async def put_key(self, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
-        """Store a new key if the record's revision is 0; else replace the key with this revision.
+        """Store a new key if the record's revision is 0; else replace the stored key.
 
-        `audit` is added in the same operation. Returns the stored record with its new revision. From then on, `key_of`
-        finds the key only by the digests of this record. Raises `NotFound` if the key to replace does not exist. Raises
-        `StoreConflict` if a different key has the id or a digest, or if the stored key has a different revision.
+        The revision of the stored key must be that of the record. `audit` is added in the same operation. Returns the
+        stored record with its new revision. From then on, `key_of` finds the key only by the digests of this record.
+        Raises `NotFound` if the key to replace does not exist. Raises `StoreConflict` if a different key has the id or
+        a digest, or if the stored key has a different revision.
         """
         ...
 
@@ -161,7 +166,7 @@ class KeyStore(Protocol):
         ...
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        """Return the key that has this digest, even if the key is revoked or expired, or None.
+        """Return the key with this digest, even a revoked or expired key; None if there is no key.
 
         Raises `StoreUnreadable` if the stored record cannot be read.
         """

@@ -25,7 +25,7 @@ class AnswerFault(StrEnum):
 
     RECOVERY = "recovery"  # malformed Harmony, repetition, or a missing answer
     INVALID_CALL = "invalid_call"  # a call with invalid arguments
-    UNDECLARED_TOOL = "undeclared_tool"  # a call of a tool that the request does not offer
+    UNDECLARED_TOOL = "undeclared_tool"  # a call to a tool that the request does not offer
     UNMET_FORMAT = "unmet_format"  # an answer that is not in the required format
     CUT_STREAM = "cut_stream"  # a stream that broke off
 

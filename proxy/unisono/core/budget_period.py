@@ -64,8 +64,8 @@ class Period:
 def _midnight(day: date, zone: tzinfo) -> float:
     """Return the start of a day in seconds since 1970.
 
-    A day on which the clock is changed has 23 or 25 hours. If midnight occurs twice, the day starts at the first one.
-    If midnight does not exist, the day starts when the clock is changed.
+    A day on which the clock is changed has 23 or 25 hours. If midnight occurs twice, the day starts at the first
+    midnight. If midnight does not exist, the day starts when the clock is changed.
     """
     return datetime(day.year, day.month, day.day, tzinfo=zone).timestamp()
 

@@ -95,7 +95,9 @@ class Builtin:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """Required form of an answer: JSON that matches `schema`, or any JSON object if it is None.
+    """Required form of an answer: by default, JSON that matches `schema`.
+
+    If `schema` is None, any JSON object has the required form.
 
     If `choices` is not empty, the answer must be one of these texts instead. If `grammar` is not None, the answer must
     be a text that matches the grammar. `strict` marks a schema that can be enforced exactly.
@@ -181,7 +183,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class AddedTools:
-    """Tools that the model may call from here on, such as the result of a tool search.
+    """Tools that the model may call from this item on, such as the result of a tool search.
 
     Tools that are known before the first message belong to the preamble.
     """

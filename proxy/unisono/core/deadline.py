@@ -9,7 +9,7 @@ from unisono.core.generation import Timeouts
 
 
 class Deadline:
-    """Stopwatch for the seconds that an answer takes, from `now` on, except while stopped."""
+    """Stopwatch for the time that an answer takes; it starts at `now` and can be stopped."""
 
     def __init__(self, now: float) -> None:
         self._running_since: float | None = now

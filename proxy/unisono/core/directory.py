@@ -87,11 +87,11 @@ class DirectoryStore(Protocol):
     """
 
     async def put_entry(self, entry: DirectoryEntry, audit: AuditRecord | None = None) -> DirectoryEntry:
-        """Store a new entry if its revision is 0; otherwise replace the entry with this revision.
+        """Store a new entry if its revision is 0; otherwise replace the stored entry.
 
-        `audit` is added in the same operation. Returns the stored entry with its new revision. Raises `NotFound` if the
-        entry to replace does not exist. Raises `StoreConflict` if a new entry's id exists already, or if the stored
-        entry has a different revision.
+        The revision of the stored entry must be that of `entry`. `audit` is added in the same operation. Returns the
+        stored entry with its new revision. Raises `NotFound` if the entry to replace does not exist. Raises
+        `StoreConflict` if a new entry's id exists already, or if the stored entry has a different revision.
         """
         ...
 

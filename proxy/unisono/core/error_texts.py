@@ -1,4 +1,4 @@
-"""Error texts: those that clients match, messages about time limits, and counts in them."""
+"""Error texts that clients match, messages about time limits, and token counts in errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from unisono.core.generation import Timeouts
 
 @dataclass(frozen=True, slots=True)
 class MatchedText:
-    """Error text that clients recognise by its words; `clients` maps client names to patterns."""
+    """Error text that clients recognise by its words.
+
+    `clients` maps the name of a client to the regular expression with which this client recognises the text.
+    """
 
     template: str
     clients: dict[str, str]

@@ -44,10 +44,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Call of a tool that the client runs.
+    """Call to a tool that the client runs.
 
-    `call_index` is the 0-based number of the call among these calls of the answer. `name` is the client's name for the
-    tool.
+    `call_index` is the 0-based number of the call among the answer's calls of this type. `name` is the client's name
+    for the tool.
     """
 
     index: int
@@ -58,7 +58,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class HostedCall:
-    """Call of a tool that the gateway runs itself.
+    """Call to a tool that the gateway runs itself.
 
     `server` is the label of the tool server, `tool` is the server's name for the tool, and `name` is the name that the
     model uses. If the model invented the name, `server` may be empty. Nothing is then run, and the model gets an error
@@ -169,8 +169,8 @@ class Repaired:
 class Compacted:
     """Compaction of the conversation before its answer; no other event precedes it.
 
-    `items` replace the conversation. If `summary` is empty, the model wrote none, and the original conversation is
-    answered. `usage` is the usage of generating the summary. `ends_answer`: the answer contains nothing else.
+    `items` replace the conversation. If `summary` is empty, the model wrote no summary, and the original conversation
+    is answered. `usage` is the usage of generating the summary. `ends_answer`: the answer contains nothing else.
     """
 
     items: tuple[ConversationItem, ...]
@@ -207,7 +207,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class PassedBytes:
-    """Part of a pass-through answer that is not JSON; `media_type` is the server's value."""
+    """Part of a pass-through answer that is not JSON; `media_type` is as the server sent it."""
 
     data: bytes
     media_type: str

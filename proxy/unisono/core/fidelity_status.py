@@ -22,9 +22,9 @@ class FidelityStatus:
     `reference` is the deployment with which it is compared. `answers` and `tokens` are the numbers of scored answers
     and tokens. `agreement` is the share of tokens for which both deployments consider the same token most likely.
     `divergence` is the mean divergence of their distributions in nats. `implausible` is the share of tokens that the
-    reference considers practically impossible. These three are None if nothing was measured. `exceeded` are the names
-    of the exceeded limits. A quarantine ends at `until`, in seconds of the monotonic clock. `quarantines` is the number
-    of consecutive quarantines.
+    reference considers practically impossible. `agreement`, `divergence` and `implausible` are None if nothing was
+    measured. `exceeded` are the names of the exceeded limits. A quarantine ends at `until`, in seconds of the monotonic
+    clock. `quarantines` is the number of consecutive quarantines.
     """
 
     reference: str

@@ -1,4 +1,4 @@
-"""Completion jobs for backends, and their results: token ids, or text from other backends."""
+"""Completion jobs for backends, and the resulting output, as token ids or as text."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Prompt:
 class Sampling:
     """Sampling parameters; `top_k` 0 means off.
 
-    Every field is sent every time, because engines have their own defaults.
+    Every field is sent with every job, because inference engines have different defaults.
     """
 
     temperature: float = 1.0
@@ -107,7 +107,7 @@ class Sampling:
 class Timeouts:
     """Time limits in seconds.
 
-    `silence_s` is the longest gap between chunks after the first; `total_s` limits the whole answer.
+    `silence_s` limits the gap between two chunks; `total_s` limits the whole answer.
     """
 
     connect_s: float = 10.0
@@ -118,7 +118,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """Constraint to JSON that the schema allows.
+    """Constraint that permits only JSON that matches the schema.
 
     The schema is sent unchanged, so `unisono.schemas` should have checked it.
     """
@@ -129,14 +129,14 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class AnyJson:
-    """Constraint to any JSON object."""
+    """Constraint that permits any JSON object, but no other text."""
 
     kind: ClassVar[str] = "json_object"
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Constraint to exactly one of these texts; there is at least one, and no text is empty."""
+    """Constraint that permits only these texts; there is at least one text, and none is empty."""
 
     texts: tuple[str, ...]
     kind: ClassVar[str] = "choice"
@@ -144,7 +144,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Constraint to a text that matches this regular expression as a whole."""
+    """Constraint that permits only texts that match this regular expression as a whole."""
 
     pattern: str
     kind: ClassVar[str] = "regex"
@@ -152,7 +152,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Gbnf:
-    """Constraint to a text of this grammar, in the notation of llama.cpp.
+    """Constraint that permits only texts of this grammar, in the notation of llama.cpp.
 
     vLLM and SGLang call this notation EBNF. `lark` is the same grammar in Lark notation.
     """
@@ -164,7 +164,7 @@ class Gbnf:
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Constraint to a text of this grammar, in Lark notation."""
+    """Constraint that permits only texts of this grammar, in Lark notation."""
 
     grammar: str
     kind: ClassVar[str] = "lark"
@@ -277,9 +277,9 @@ NO_USAGE: Final = Usage()
 class Load:
     """Load that a server reports at one moment, including the requests of other clients.
 
-    `running` counts the requests that are being answered. `waiting` counts accepted requests that have not begun.
-    `tokens` is the number of tokens of the running requests in the KV cache, and `cache_used` is their share of that
-    cache, from 0 to 1. These two are None if the server does not report them.
+    `running` counts the requests that are being answered. `waiting` counts accepted requests that the server has not
+    begun to answer. `tokens` is the number of tokens of the running requests in the KV cache, and `cache_used` is their
+    share of that cache, from 0 to 1. `tokens` and `cache_used` are None if the server does not report them.
     """
 
     running: int

@@ -84,8 +84,8 @@ class Hook(Protocol):
     async def before(self, request: Request) -> Changes | None:
         """Check or change a request before rendering.
 
-        Called once per request. Called again only if a process restarts a response of which nothing was stored. Raise
-        `unisono.errors.Refused` to refuse the request.
+        Called once per request. Called again only if the gateway starts a response over because nothing of it was
+        stored. Raise `unisono.errors.Refused` to refuse the request.
         """
         return None
 
@@ -100,7 +100,7 @@ class Hook(Protocol):
         return None
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
-        """Check or annotate an answer after it was generated and before its end is emitted.
+        """Check or annotate a complete answer before its last event is emitted.
 
         Called a second time if the process of the gateway dies during this call. Raise `unisono.errors.Refused` to
         withhold a `whole` answer. If the answer is streamed, the client already has most of it, so the refusal only

@@ -9,7 +9,7 @@ BYTES: Final = 16
 
 
 class DerivedIds:
-    """Series of ids that cannot be guessed without `seed`; it differs for each `purpose`."""
+    """Series of ids that cannot be guessed without `seed`; each `purpose` has its own series."""
 
     def __init__(self, seed: str, purpose: str) -> None:
         self._seed = f"{purpose}\0{seed}".encode()

@@ -14,8 +14,8 @@ _PLATFORM: Final = re.compile(r"sys_platform == '(\w+)'")
 def install_command(extra: str) -> str:
     """Return a command for `pip` that installs the packages of an extra.
 
-    The command does not contain the name of this distribution. A package index may not have the distribution, or may
-    have a different one with the same name.
+    The command does not name this distribution, because a package index may lack it, or may offer a different
+    distribution with the same name.
     """
     names = []
     try:

@@ -22,7 +22,7 @@ class LiveOutput:
 
 
 class LiveOutputs:
-    """Answers in progress in this process, and the last that ended, by request id."""
+    """Answers in progress in this process, and the latest ended answers, by request id."""
 
     def __init__(self) -> None:
         self._outputs: dict[str, LiveOutput] = {}

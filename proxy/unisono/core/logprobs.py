@@ -55,7 +55,10 @@ class LogprobLog:
         self._body_starts.append(len(self._tokens))
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
-        """Add tokens that a backend generated, with their values; missing values are unknown."""
+        """Add tokens that a backend generated.
+
+        `values` are the log probabilities of the tokens. Missing values are treated as unknown.
+        """
         for position, token in enumerate(tokens):
             self._tokens.append(token)
             self._values.append(values[position] if position < len(values) else None)
@@ -116,7 +119,8 @@ class LogprobLog:
     def _start_of(self, content: bytes) -> int | None:
         """Return the token index of the message body that has the longest common prefix with a text.
 
-        If several bodies have the longest prefix, the last one is returned; None if no body has the same first byte.
+        If several bodies have the longest prefix, the last such body is returned; None if no body has the same first
+        byte.
         """
         best, longest = None, 0
         for start in self._body_starts:

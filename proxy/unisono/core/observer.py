@@ -129,7 +129,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RefusedConstraint:
-    """Constraint that a generation on `deployment` did not use after the backend failed on it.
+    """Constraint that was left out of a generation, because the backend had failed on it.
 
     `reason` is `rejected`, a symptom of the failure (`server_error`, `disconnected`), or `remembered`. `remembered`
     means that the constraint was not sent, because the backend had failed on the same constraint before.
@@ -201,10 +201,10 @@ class GenerationDone:
     `first_s` is the time at which the first events reached the API surface. `error` is an error code, empty without an
     error. `channels` counts the tokens in the bodies of complete messages, by kind: `analysis`, `commentary`, `final`,
     `call` for calls that the client runs, `hosted_call` for calls that the gateway runs. `recoveries` are rule names,
-    each once; `repairs` are the single repairs in the emitted part of the answer. `journal` is the journal of the
+    each once; `repairs` are the individual repairs in the emitted part of the answer. `journal` is the journal of the
     stream (`GenerationReport.journal`). If the generation is recorded, `output` contains all items and repairs in
     order, including those of an earlier interrupted generation. `usage` is None if the generation did not complete;
-    `usage_so_far` is then the usage until its end.
+    `usage_so_far` is then the usage until the generation ended.
     """
 
     start: GenerationStarted

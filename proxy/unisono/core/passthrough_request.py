@@ -220,7 +220,10 @@ def named(pattern: str, requested: str) -> str:
 
 
 def starred(pattern: str, requested: str) -> str:
-    """Return the part of `requested` that matches the star in `pattern`; all without a star."""
+    """Return the part of `requested` that matches the star in `pattern`.
+
+    If `pattern` contains no star, returns `requested`.
+    """
     before, star, after = pattern.partition("*")
     return requested.removeprefix(before).removesuffix(after) if star else requested
 

@@ -63,7 +63,7 @@ class Backend(Endpoint, Protocol):
 
 
 class PassthroughBackend(Endpoint, Protocol):
-    """Server or provider that answers requests in the OpenAI API.
+    """Server or provider that answers OpenAI API requests.
 
     Its models need not be gpt-oss.
     """
@@ -136,7 +136,9 @@ class Deployment(Protocol):
     def timeouts(self) -> Timeouts: ...
 
     async def capabilities(self) -> Capabilities:
-        """Return the capabilities from the last successful probe; probe first if there is none.
+        """Return the capabilities from the last successful probe.
+
+        If no probe was successful yet, the backend is probed first.
 
         Raises `BackendError` or one of its subclasses if the probe fails.
         """

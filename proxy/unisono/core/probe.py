@@ -31,7 +31,7 @@ def is_permanent(status: int) -> bool:
 
 
 class Check(StrEnum):
-    """Checks of a probe; each kind of backend reports those that apply to it, in this order."""
+    """Checks of a probe; each kind of backend reports the applicable checks in this order."""
 
     # The backend responds. No probe reports this check: `unreached` derives it from the error of a probe.
     REACHABLE = "reachable"

@@ -80,7 +80,11 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Account in which usage is counted: a tenant, and the public id of a virtual key or empty."""
+    """Account in which usage is counted.
+
+    `key` is the public id of a virtual key of `tenant`, or empty. In the tenant `SHARED_TENANT`, `key` instead contains
+    the kind and the id of the owner, separated by a space.
+    """
 
     tenant: str
     key: str = ""
@@ -98,7 +102,7 @@ def owner_of(account: Account) -> tuple[str, str]:
 
 
 class QuotaKind(StrEnum):
-    """Limit because of which a request was refused."""
+    """Limit that caused a request to be refused."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -159,11 +163,11 @@ class BudgetState:
 class QuotaStatus:
     """State of an account after a reservation.
 
-    `refused` is the limit because of which the reservation was refused, None if it was granted. `retry_after_s` is the
-    number of seconds until it would be granted, None if waiting alone does not help. `output` is the largest number of
-    tokens that may be generated, None for no maximum. `requests_left` and `tokens_left` are the amounts that remain in
-    the current minute, None if not limited. `requests_reset_s` and `tokens_reset_s` are the seconds until the whole
-    limits are available again.
+    `refused` is the limit that caused the reservation to be refused, None if the reservation was granted.
+    `retry_after_s` is the number of seconds until the same reservation would be granted, None if waiting alone does not
+    help. `output` is the largest number of tokens that may be generated, None for no maximum. `requests_left` and
+    `tokens_left` are the amounts that remain in the current minute, None if not limited. `requests_reset_s` and
+    `tokens_reset_s` are the seconds until the whole limits are available again.
     """
 
     refused: QuotaKind | None = None
@@ -316,7 +320,7 @@ def entries_of(
     """Yield the ledger entries of one account and day.
 
     `totals` is the usage by requested model, no matter which model answered; earlier versions of Unisono stored only
-    this. `served` is the part of this usage for which a different model answered, by requested and served model.
+    `totals`. `served` is the part of this usage for which a different model answered, by requested and served model.
     """
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}

@@ -1,4 +1,4 @@
-"""Check of the limits per minute and of parallel requests, from the usage per second."""
+"""Check of the limits per minute and on parallel requests, from the usage per second."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Minute:
         return sum(second[2] for second in self.seconds)
 
     def free_after(self, kind: int, much: int) -> tuple[float, float]:
-        """Return the seconds until `much` is available again, and until the whole limit is.
+        """Return the seconds until `much` is available again, and until all usage has expired.
 
-        `kind` is 1 for requests and 2 for tokens.
+        `much` is a number of requests if `kind` is 1, and a number of tokens if `kind` is 2.
         """
         again = every = 0.0
         for second in self.seconds:

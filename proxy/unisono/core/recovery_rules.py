@@ -40,7 +40,7 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "empty-channel": "A channel marker had no channel; the message was read as visible text.",
     "endoftext-stop": "The end-of-text token ended a message; it completes text but never a call.",
     "foreign-role": "The role of a message was not assistant. If the role is a declared tool and the message ends as a "
-    "call, the message was read as a call of that tool. A message in the name of the system, a developer, a user or a "
+    "call, the message was read as a call to that tool. A message in the name of the system, a developer, a user or a "
     "tool was dropped. Other text was emitted.",
     "free-text-between": "Text between two messages was dropped.",
     "glued-role": "The role was joined to the next word of the header; both were read.",
@@ -80,10 +80,10 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     TOOL_NOT_ALLOWED: "The model called a tool that the request does not allow; the call was not emitted.",
     UNDECLARED_TOOL: "The model called a tool that the request does not declare, and was informed of the declared "
     "tools. The second time, the call was emitted as text.",
-    WRAPPED_INPUT: "A call of a tool that takes plain text had JSON around the text; the JSON was removed.",
+    WRAPPED_INPUT: "A call to a tool that takes plain text had JSON around the text; the JSON was removed.",
 }
 
-# Recoveries from invalid calls of server tools.
+# Recoveries from invalid calls to server tools.
 OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "approval-void": "A call was approved, but its tool is no longer available. The call was not made, and the model "
     "was informed.",

@@ -26,8 +26,8 @@ BUCKETS_S: Final = tuple(round(0.005 * 1.4**step, 4) for step in range(34))
 class CountedGroup(NamedTuple):
     """Requests that have a facet and ended in an interval of `step_s` seconds.
 
-    `start` is the beginning of the interval in seconds since 1970. The group with an empty `facet` contains all
-    requests of the interval.
+    `start` is the beginning of the interval in seconds since 1970. `facet` names a tenant or a key, a model, or both
+    (see `count_facet`). The group with an empty `facet` contains all requests of the interval.
     """
 
     step_s: int

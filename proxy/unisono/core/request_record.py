@@ -17,7 +17,11 @@ from unisono.errors import InternalError, UnisonoError
 
 
 def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
-    """Return the outcome of a generation, and the code of the error that ended it."""
+    """Return the outcome of a generation, and the code of the error that ended it.
+
+    `error` is the exception that ended the generation, or None. `has_finished`: the last event was emitted. The code is
+    empty if the generation was completed or cancelled.
+    """
     match error:
         case None:
             return GenerationOutcome.COMPLETED, ""

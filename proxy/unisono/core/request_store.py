@@ -40,7 +40,7 @@ class RequestFilter:
 
     @property
     def facets(self) -> tuple[str, ...]:
-        """Return the facets that a record must have."""
+        """Return the facets (see `facets_of`) that a record must have."""
         wanted = [
             *([RECOVERED] if self.recovery == "any" else [f"recovery:{self.recovery}"] if self.recovery else []),
             *([f"status:{self.status}"] if self.status else []),
@@ -54,7 +54,7 @@ class RequestFilter:
 
 
 def facets_of(record: RequestRecord) -> tuple[str, ...]:
-    """Return the facets of a record, by which queries find it."""
+    """Return the facets by which queries find a record, such as `status:200` or `model:NAME`."""
     facets = [f"tenant:{record.tenant}", f"key:{record.key}", f"status:{record.status}"]
     if record.model:
         facets.append(f"model:{record.model}")

@@ -28,11 +28,11 @@ DEPLOYMENT_HEADER: Final = "x-unisono-deployment"
 class RequestedRouting:
     """Fallbacks, retries, tags and deployment of one request.
 
-    `fallbacks` are model groups that replace the configured fallbacks; None keeps the configured fallbacks. It was
-    checked that these groups exist and that the caller may use them. With `no_fallbacks`, only the requested model may
-    answer, even if the prompt is too long for it. `num_retries` is the number of attempts after the first attempt in
-    each group; None for the configured number. `tags` select deployments. `deployment` is the name of the only
-    deployment that may answer; empty for no restriction.
+    `fallbacks` are model groups that replace the configured fallbacks; None keeps the configured fallbacks. The creator
+    of this object has checked that these groups exist and that the caller may use them. With `no_fallbacks`, only the
+    requested model may answer, even if the prompt is too long for it. `num_retries` is the number of attempts after the
+    first attempt in each group; None for the configured number. `tags` select deployments. `deployment` is the name of
+    the only deployment that may answer; empty for no restriction.
     """
 
     fallbacks: tuple[str, ...] | None = None
@@ -76,10 +76,10 @@ class RouteRequest:
     The queue serves owners in turn: a request waits for earlier requests of the same `owner`, but not for all requests
     of a different owner. Requests with the same `sticky` value go to one deployment, to use its prefix cache, while
     this deployment is healthy and no busier than others. An empty `sticky` allows any deployment. `passing` selects
-    only deployments that answer in the OpenAI API; otherwise, only Harmony deployments are used. Deployments with a
-    name in `excluded` are not used. `identity` returns the name of the requester to which failures are attributed, or
-    an empty text; it is called only after a failure. `requested` is the routing that the client chose.
-    `has_both_kinds`: the model also has deployments of the other kind, which a second route uses.
+    only pass-through deployments; otherwise, only Harmony deployments are used. Deployments with a name in `excluded`
+    are not used. `identity` returns the name of the requester to which failures are attributed, or an empty text; it is
+    called only after a failure. `requested` is the routing that the client chose. `has_both_kinds`: the model also has
+    deployments of the other kind, which a second route uses.
     """
 
     model: str

@@ -38,7 +38,7 @@ class ToolArguments:
 
     `text` is the JSON object to send to the tool. `problem` is the reason why the arguments are invalid; `text` is then
     `{}` and must not be sent. `members` are the members of the object. Integers of more than `MAX_MEMBER_DIGITS` digits
-    are None in `members`. If the nesting is deeper than `MAX_MEMBER_LEVELS`, `members` is empty. Calls of one tool with
+    are None in `members`. If the nesting is deeper than `MAX_MEMBER_LEVELS`, `members` is empty. Calls to one tool with
     equal arguments have the same `digest`.
     """
 

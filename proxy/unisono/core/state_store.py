@@ -86,7 +86,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """Head of a conversation; its items are read separately.
+    """Conversation without its items, which are read separately.
 
     The store increments `revision` with every change to the items, and ignores the caller's value.
     """
@@ -105,7 +105,7 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Right to write under an anchor.
+    """Right to write under an anchor (see `StoredResponse`).
 
     Only the holder of a conversation's lease may write to the conversation and its responses. `fence` grows with every
     new owner. The store refuses writes with a fence that is not the newest.
@@ -202,8 +202,9 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
         """Store a new response and the beginning of its log, in one atomic operation.
 
-        Raises `NotFound` if the conversation does not exist, `StoreConflict` if a different response has the id, the
-        lease is lost or has a different owner, or the conversation has changed, and `StoreTooLarge`.
+        Raises `NotFound` if the conversation does not exist. Raises `StoreConflict` if a different response has the id,
+        if the lease is lost or has a different owner, or if the conversation has changed. Raises `StoreTooLarge` if the
+        response is too large.
         """
         ...
 
@@ -278,7 +279,10 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
-        """Store a new conversation. Raises `StoreConflict` if the id exists, and `StoreTooLarge`."""
+        """Store a new conversation.
+
+        Raises `StoreConflict` if the id exists, and `StoreTooLarge` if the data is too large.
+        """
         ...
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None: ...
@@ -294,7 +298,8 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> tuple[StoredItem, ...] | None:
         """Return at most `limit` items in order, only those that follow the item `after`.
 
-        Returns None if the conversation does not exist or does not contain the item `after`.
+        If `limit` or `after` is None, this restriction does not apply. Returns None if the conversation does not exist
+        or does not contain the item `after`.
         """
         ...
 
@@ -312,8 +317,9 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """Append items, all or none, and return the new revision.
 
         If `revision` is None, the items are appended to any revision, and a repeated call appends them again. Raises
-        `NotFound` if the conversation does not exist, `StoreConflict` if it has a different revision, has a lease of a
-        different owner or contains one of the ids already, and `StoreTooLarge`.
+        `NotFound` if the conversation does not exist. Raises `StoreConflict` if it has a different revision, if a
+        different owner has its lease, or if it already contains one of the ids. Raises `StoreTooLarge` if the items are
+        too large.
         """
         ...
 
@@ -322,7 +328,10 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> StoredConversation | None: ...
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        """Delete an item; return False if it did not exist. Raises `StoreConflict` during a lease."""
+        """Delete an item; return False if it did not exist.
+
+        Raises `StoreConflict` while any owner has the lease.
+        """
         ...
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
@@ -335,8 +344,8 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
-        With `force`, the lease of the other owner is revoked. An owner that has the lease already gets it with the same
-        fence.
+        With `force`, the lease of the other owner is revoked. An owner that already has the lease gets the lease again,
+        with the same fence.
         """
         ...
 
@@ -347,13 +356,13 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def release(self, lease: Lease) -> None: ...
 
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
-        """Watch a background run: unless this is called again within `for_s` seconds, it has lapsed."""
+        """Watch a background run; it lapses unless this is called again within `for_s` seconds."""
         ...
 
     async def unwatch(self, run: BackgroundRun) -> None: ...
 
     async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
-        """Return at most `limit` runs whose watch has expired, the longest expired first.
+        """Return at most `limit` runs whose watch has expired, in the order of expiry.
 
         Each run is returned again by later calls, until a replica watches or unwatches it.
         """
@@ -362,9 +371,9 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         """Bind an idempotency key to the digest of a body; return the response that owns the key.
 
-        On first use of the key, the given response owns it; later, the response of the first use. Raises `KeyReused` if
-        the key is bound to a different body. A key is stored for `Retention.key_s` seconds from its first use, and for
-        at least `for_s` seconds from now.
+        The response of the first call for a key owns the key. Raises `KeyReused` if the key is bound to a different
+        body. A key is stored for `Retention.key_s` seconds from its first use, and for at least `for_s` seconds from
+        now.
         """
         ...
 
@@ -380,7 +389,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         ...
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
-        """Add `amount` to a counter and return its value; each `once` is added only once.
+        """Add `amount` to a counter and return its value; a repeated `once` adds nothing.
 
         The counter is deleted `for_s` seconds after its last change.
         """

@@ -154,8 +154,8 @@ class ToolFilter:
 class Approval:
     """Policy that decides which calls need an approval.
 
-    Tools that match `always` need an approval. Of the other tools, those that match `never` need none. For the rest,
-    `otherwise` decides. By default, all calls need an approval.
+    Tools that match `always` need an approval. Other tools that match `never` need no approval. For all remaining
+    tools, `otherwise` decides. By default, all calls need an approval.
     """
 
     always: ToolFilter | None = None
@@ -219,9 +219,9 @@ class ToolServer:
 
     `configured` marks a server from the operator's configuration. Only a configured server may be a command, and only
     its address is used without a check. Connections are never shared between owners, because servers store state per
-    connection. In `owner`, `TALK` may separate the owner from the name of one of its connections. `headers` and
-    `authorization` (the value that follows `Bearer`) are sent only to this server. `idempotent` are the names of tools
-    that may run twice, according to the operator.
+    connection. If an owner has several connections, `owner` consists of the owner, the separator `TALK` and the name of
+    the connection. `headers` and `authorization` (the value that follows `Bearer`) are sent only to this server.
+    `idempotent` are the names of tools that may run twice, according to the operator.
     """
 
     label: str
@@ -275,7 +275,7 @@ class ToolList:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolCall:
-    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
+    """A call to a server tool as the model wrote it; `arguments` is its unparsed text.
 
     A call with an `approval` was approved by the client: it is in the conversation already, and `approval` is the id of
     the approval. Such a call has no new `tokens`; `earlier_tokens` are its tokens in the conversation. A call with a
@@ -302,7 +302,7 @@ FOUND_ON = "found_on"
 
 @dataclass(frozen=True, slots=True)
 class ToolSearch:
-    """Search for deferred tools, which the gateway runs without a server.
+    """Search for deferred tools; the gateway itself runs the search, without a tool server.
 
     `tool` is the declaration of the search; the model calls it by its own name, without a server label. `run` takes the
     arguments of a call and the deferred tools of servers. The structured outcome contains the names of the found tools

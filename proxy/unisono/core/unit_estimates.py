@@ -33,7 +33,7 @@ def estimated_units(api: Api, body: Mapping[str, Json], upload_bytes: int = 0) -
 
 
 def reserved_units(api: Api, body: Mapping[str, Json], tokens: int, upload_bytes: int, parts: int) -> BilledUnits:
-    """Return the units to reserve for a request, which are rather too many than too few.
+    """Return the units to reserve for a request; the estimate errs on the high side.
 
     `tokens` is the estimated number of input tokens, `upload_bytes` the size of the uploaded file, and `parts` the
     number of requests to the server.

@@ -75,8 +75,8 @@ def logprob_recorder(
 ) -> Callable[[Sequence[int], Chunk], None] | None:
     """Return a function that records the log probabilities of generated tokens.
 
-    Returns None if the request asks for no log probabilities. The function takes the tokens of a chunk and the chunk.
-    An answer may consist of several generations: call `logprob_recorder` once for each generation. All returned
+    Returns None if the request asks for no log probabilities. The function takes the tokens of a chunk, and the chunk
+    itself. An answer may consist of several generations: call `logprob_recorder` once for each generation. All returned
     functions record into `report.facts.logprobs`.
     """
     if request.logprobs is None:

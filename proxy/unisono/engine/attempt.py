@@ -1,7 +1,8 @@
 """Attempts to generate one answer: slots, failover and telemetry.
 
 A slot is acquired before a step if the answer holds no slot. It is released after a failed attempt, while server tools
-run, and at the end of the answer. All attempts share one deadline: an attempt may take the time left for the answer.
+run, and at the end of the answer. All attempts share one deadline: each attempt may take at most the time that is left
+for the answer.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.W
 
 
 class SlotSession:
-    """Slot of one answer in progress, and failover to other slots."""
+    """Slot that one answer in progress uses, and failover to other slots."""
 
     def __init__(
         self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, *, passing: bool = False
     ) -> None:
-        """`passing`: use deployments that answer in the OpenAI API, not Harmony deployments."""
+        """`passing`: use pass-through deployments instead of Harmony deployments."""
         self._request = request
         self._report = report
         caller = request.origin.caller
@@ -69,7 +70,7 @@ class SlotSession:
 
     @property
     def has_alternative(self) -> bool:
-        """Return whether another deployment is available."""
+        """Return whether another deployment can answer if the current one fails."""
         return self._route.elsewhere
 
     @property
@@ -88,8 +89,8 @@ class SlotSession:
     async def acquire(self, demand: RouteRequirements) -> Slot:
         """Wait for the next slot and hold it. The session must not hold a slot yet.
 
-        If no slot becomes available, raises the error of the last attempt or of the queue. Raises BackendTimeout if the
-        answer's time limit expires while waiting.
+        If no slot becomes available, raises the errors of `FailoverRoute.next_slot`. Raises BackendTimeout if the
+        answer's time limit expires first.
         """
         slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
         # The slot is held until `release`, across several calls, so no `with` block can hold it.
@@ -115,8 +116,8 @@ class SlotSession:
         except TimeoutError:
             failure = BackendTimeout.code
             raise BackendTimeout(
-                f"No backend became free within the {seconds(limit_s or 0.0)} that were left of the answer's time "
-                "limit; try again later. The operator can raise `timeout` of the model."
+                f"No backend became free in the {seconds(limit_s or 0.0)} that remained of the answer's time limit; "
+                "try again later. The operator can raise `timeout` of the model."
             ) from None
         except UnisonoError as error:
             failure = error.code
@@ -166,9 +167,9 @@ class SlotSession:
     ) -> Action:
         """Apply the failover policy after a failed attempt, and return the action for the caller.
 
-        Raises `error` if the policy ends the request. Never returns WAIT: this method waits itself and returns the
-        action after the pause. Releases the slot, except for a RESTART on the same deployment; then `has_slot` is still
-        true. `resumable` and `regenerable` have the meaning that they have in `Options`.
+        Raises `error` if the policy ends the request. Never returns WAIT: this method itself waits, and returns the
+        action to take after the pause. Releases the slot, except for a RESTART on the same deployment; then `has_slot`
+        is still true. `resumable` and `regenerable` are as in `Options`.
         """
         if not (self.has_slot or self._route.tries):
             # No attempt was made: `error` is the reason why no slot is available.
@@ -221,7 +222,7 @@ class SlotSession:
         self.release()
 
     def pause(self) -> None:
-        """Release the held slot, if any, as successful, and stop the answer's clock until `resume`."""
+        """Release the held slot, if any, as successful; stop the answer's clock until `resume`."""
         # A slot through which no request was sent is no evidence that its deployment works.
         if self.slot is not None and self._is_used:
             self.slot.succeeded()
@@ -240,10 +241,11 @@ class SlotSession:
 
 
 class AttemptTelemetry:
-    """Telemetry of one attempt to generate step number `step` on `slot`; the attempt begins now.
+    """Telemetry of one attempt to generate step number `step` on `slot`.
 
-    Use it as an asynchronous context manager while reading `stream`, the output of the attempt. On exit, it adds the
-    attempt to the report, reports usage and times to the slot, and closes the stream.
+    The attempt begins when this object is created. Use the object as an asynchronous context manager while reading
+    `stream`, the output of the attempt. On exit, the object adds the attempt to the report, reports usage and times to
+    the slot, and closes the stream.
     """
 
     def __init__(
@@ -284,7 +286,7 @@ class AttemptTelemetry:
             await self._stream.aclose()
 
     def _add_counts(self, error: ContextTooLong, limit: int) -> None:
-        """Add the gateway's token counts to a backend's error, and `limit` if the error has none.
+        """Add the gateway's token counts to a backend's error, and a missing `limit`.
 
         `limit` is the known context window of the backend in tokens; 0 if unknown.
         """
@@ -346,7 +348,7 @@ class ChunkReader:
 
     `cap` limits the number of generated tokens. `decoder` converts text to tokens; it is None if the backend sends
     token ids. `record_first` is called when the first token arrives, and returns the name of the deployment that sent
-    this token. `add_logprobs` records log probabilities; it is None if the request asks for none.
+    this token. `add_logprobs` records log probabilities; it is None if the request asks for no log probabilities.
     """
 
     def __init__(
@@ -388,7 +390,7 @@ class ChunkReader:
         return [*tokens, *buffered, *hidden_stop], finish
 
     async def _decode(self, chunk: Chunk, decoder: Decoder) -> Sequence[int]:
-        """Return the tokens of a text chunk, limited by the cap. Long texts are encoded in a thread."""
+        """Return the tokens of a text chunk, at most `cap`. Long texts are encoded in a thread."""
         # A thread continues after its caller is cancelled. It then changes only `decoder` and `cap` of this generation.
         is_long = len(chunk.text) > LONG_CHUNK_CHARS
         tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)

@@ -1,12 +1,12 @@
 """Cache of generated messages, so that prompts of stateless conversations stay token-exact.
 
-A Chat client sends its history back as text. The cache finds the token ids that the model generated for this text: it
-finds a turn with a tool call by the id and content of the call, and an answer by its content. The prompt of the
-continued conversation then begins with exactly the tokens that a backend has cached. The cache also restores the
-reasoning of an unfinished tool turn if the client does not send this reasoning back.
+A client of Chat Completions sends its history back as text. The cache finds the token ids that the model generated for
+this text: it finds a turn with a tool call by the id and content of the call, and an answer by its content. The prompt
+of the continued conversation then begins with exactly the tokens that a backend has cached. If a turn ended with tool
+calls, the cache also restores reasoning that the client does not send back.
 
-An evicted entry causes no error: a message that the cache does not know is rendered from its text. The cache is in
-memory, limited in size, and separates tenants.
+An evicted entry causes no error: a message that the cache does not know is rendered from its text. The cache is held in
+memory, is limited in size, and shares no entries between tenants.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _with_tokens(item: Generated, tokens: Tokens) -> Generated:
 
 
 def _first_text(items: Sequence[Item]) -> str:
-    """Return the text of the first user message; empty if there is none."""
+    """Return the text of the first user message; empty if there is no user message."""
     for item in items:
         if isinstance(item, UserMessage):
             return item.text
@@ -131,7 +131,7 @@ class ConversationCache:
 
     @property
     def size(self) -> int:
-        """Return the estimated memory of all entries in bytes. The dates are not included."""
+        """Return the estimated memory of all entries, without the stored dates, in bytes."""
         return self._size
 
     def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
@@ -180,10 +180,10 @@ class ConversationCache:
         results: Mapping[str, ToolResult] | None = None,
         visible: Collection[str] = (),
     ) -> None:
-        """Store the items that the model generated for one request."""
+        """Store the items that the model generated for one request, from their Closed events."""
         # `opened` is the beginning of the first message, if the client wrote it (prefill). The tokens of the message
-        # include `opened`, its text does not. `results` are the results of server tools, by call id. `visible` are the
-        # labels of tool servers whose calls and results the client sees and sends back; other calls are hidden.
+        # include `opened`, but its text does not. `results` are the results of server tools, by call id. `visible` are
+        # the labels of tool servers whose calls and results the client sees and sends back; other calls are hidden.
         turn: list[StoredItem] = []
         messages: list[AssistantMessage] = []
         before = 0  # index in `turn` of the first item after the last emitted call
@@ -246,7 +246,7 @@ class ConversationCache:
         return self._find(_key(tenant, "answer", message.text)) or (message,)
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
-        """Return the date of the conversation's first request if known, else its present date.
+        """Return the date of the conversation's first request if known, else the preamble's date.
 
         If the date in the prompt changed at midnight, backends could not use their prefix caches.
         """
@@ -280,7 +280,7 @@ class ConversationCache:
 
 
 def _without_sent(stored: Sequence[StoredItem], call_id: str, sent: Collection[str]) -> Sequence[StoredItem]:
-    """Return the part of a stored turn that restores one call.
+    """Return the part of a stored turn that restores the call with the id `call_id`.
 
     The part contains no call or result that the client sends itself. `sent` are the ids of all calls that the client
     sends. Before the call, the part contains only the items after the last call or result with an id in `sent`. After

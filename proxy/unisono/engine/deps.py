@@ -1,6 +1,6 @@
 """Dependencies shared by all generations, and preparation of a request before rendering.
 
-A prompt that was rendered to count its tokens is stored until its request is deleted, so the generation can reuse it.
+A prompt that was rendered to count its tokens stays in memory as long as its request, so the generation can reuse it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.harmony.tools import NO_TOOLS, ToolSet, plan_tools
 
 @dataclass(frozen=True, slots=True)
 class PreparedConversation:
-    """A request's conversation, ready to be rendered, and its checked tools with their names.
+    """A request's conversation, ready to be rendered, and its tools under the model's names.
 
     `has_left_out`: some server tools could not be declared to the model. `left_out_tools` lists these tools by the
     label of their server. `hosted` are the server tools and `loop` runs them; both are None if the request has no
@@ -58,7 +58,8 @@ class CountedPrompt:
 class CountedPrompts:
     """Table of counted prompts by request.
 
-    A request and its modified copies share one entry. The entry disappears when the request and all copies are deleted.
+    A request and its modified copies share one entry. The entry disappears when neither the request nor a copy is in
+    use.
     """
 
     def __init__(self) -> None:
@@ -96,8 +97,8 @@ LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 class EngineDeps:
     """Dependencies of the engine's generations.
 
-    `violation` returns a description of how a JSON text violates a schema. If it is None, only the JSON syntax of
-    answers is checked. If `tools` is None, the gateway runs no tools itself.
+    `violation` returns a description of how a JSON text violates a schema. If `violation` is None, only the JSON syntax
+    of answers is checked. If `tools` is None, the gateway runs no tools itself.
     """
 
     encoding: Encoding
@@ -114,9 +115,9 @@ class EngineDeps:
     async def prepare(self, request: GenerationRequest, report: GenerationReport) -> PreparedConversation:
         """Prepare a request for its generation.
 
-        If the request resumes a journal, the server tools are those that were offered when the journal was begun.
-        Otherwise, they are the tools that the servers offer now. The report lists tools that could not be declared.
-        Raises UnsupportedValue if the request has server tools and this gateway runs none.
+        If the request resumes a journal, the server tools are the tools that were offered when the journal was begun.
+        Otherwise, the server tools are the tools that the servers offer now. The report lists tools that could not be
+        declared. Raises UnsupportedValue if the request has server tools, but this gateway runs no tools.
         """
         loop = None if request.server_tools is None else self._tool_loop(request, report)
         if loop is None and (counted := self.counted_prompts.find(request)) is not None:
@@ -131,7 +132,7 @@ class EngineDeps:
         return prepared
 
     async def count(self, request: GenerationRequest, salt: str) -> int:
-        """Return the number of tokens of the request's first prompt; `salt` as for `render`."""
+        """Return the number of tokens of the request's first prompt; `salt` is as for `render`."""
         loop = self._tool_loop(request, GenerationReport())
         prepared = await self._prepared(request, loop)
         rendered = await render(self.renderer, prepared.conversation, prepared.tools, salt)
@@ -176,7 +177,7 @@ class EngineDeps:
     def _tool_loop(self, request: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
         """Return the loop that runs the request's server tools, or None without server tools.
 
-        Raises UnsupportedValue if the request has server tools and this gateway runs none.
+        Raises UnsupportedValue if the request has server tools, but this gateway runs no tools.
         """
         server_tools = request.server_tools
         if server_tools is None or not (server_tools.servers or server_tools.decisions):

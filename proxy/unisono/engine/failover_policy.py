@@ -87,7 +87,7 @@ class Options:
 
     `available`: another deployment may be used now. `later`: a deployment that failed before may be retried after a
     pause. `resumable`: another attempt can continue after the last token. `regenerable`: a deployment that cannot
-    continue the answer may generate the output again that the client has not seen.
+    continue the answer may regenerate the part of the output that the client has not seen.
     """
 
     available: bool = False
@@ -176,8 +176,9 @@ def identity_of(request: GenerationRequest) -> str:
     """Return the identity of the requester: its key's public id, or a digest of the request.
 
     If only the requests of a single identity fail, routing keeps the deployment available to other requesters. The
-    digest is computed from the request's unusual options, or if it has none, from the beginning of its conversation.
-    The identity therefore stays the same if a client repeats or continues a request.
+    digest is computed from the options that differ from the defaults. If all options have defaults, the digest is
+    computed from the beginning of the conversation. The identity therefore stays the same if a client repeats or
+    continues a request.
     """
     if request.origin.caller is not None and request.origin.caller.key:
         return request.origin.caller.key

@@ -5,8 +5,8 @@ determines the next action (see `steps.py`): another step, calls to server tools
 
 If a backend fails during a step, the next deployment continues after the last token. The reader keeps its state, so the
 client sees one answer. If the next deployment cannot continue an unfinished message, the message is generated again,
-provided that no part of it was emitted. If no deployment is left, the stream ends with the error after all events so
-far.
+provided that no part of it was emitted. If no deployment is left, the stream raises the error after the events that it
+has already emitted.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class HarmonyGeneration(BatchStream):
     ) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
-        They contain the lists of server tools, the calls that the client approved, and the calls that an interrupted
-        process had read but not run.
+        These batches contain the lists of server tools, the calls that the client approved, and the calls that an
+        interrupted process had read but not run.
         """
         runner.session.pause()
         if not self._request.resumption.journal and (lists := reader.list_tools()):
@@ -176,7 +176,7 @@ class HarmonyGeneration(BatchStream):
         runner.session.resume()
 
     async def _new_reader(self, prepared: PreparedConversation) -> tuple[OutputReader, list[Event]]:
-        """Return a new reader, and the events that it returned for the journal of the request.
+        """Return a new reader, and the events from replaying the journal of the request.
 
         Without a journal, the reader is at the beginning of the answer, and there are no events.
         """
@@ -215,9 +215,9 @@ class HarmonyGeneration(BatchStream):
         return restarted
 
     def _publish(self, reader: OutputReader, runner: StepRunner) -> None:
-        """Add the journal up to now to the report's journal, before the matching batch is yielded.
+        """Copy new journal numbers to the report's journal; call this before yielding their events.
 
-        After output was emitted, the answer cannot start over, so the reader appends to the report's journal directly.
+        An answer with emitted output cannot start over, so the reader then appends to the report's journal.
         """
         journal = reader.transcript.journal
         self.report.journal += journal.numbers[len(self.report.journal) :]
@@ -265,7 +265,7 @@ class HarmonyGeneration(BatchStream):
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
-        The record comes first, because the client may disconnect or send its next request right after the last event.
+        The answer is recorded first: the client may disconnect or send its next request right after the last event.
         """
         runner.session.pause()
         request = self._request
@@ -308,7 +308,7 @@ def _progress(reader: OutputReader, *, has_output: bool) -> Progress:
 async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
     """Run the remaining calls of the current round of server tool calls, and yield the batches.
 
-    One batch announces a call. The call runs when the consumer requests the next batch.
+    A batch announces each call. The call runs only when the consumer requests the following batch.
     """
     loop, calls = prepared.loop, reader.round
     assert loop is not None

@@ -1,4 +1,4 @@
-"""Journal of an answer: the tokens in reading order, and the marks needed for a replay.
+"""Journal of an answer: the tokens in the order of reading, and marks for a replay.
 
 A journal is a list of 32-bit numbers. Most of them are token ids. Two kinds of marks stand between the tokens:
 `STEP_ENDED` marks the end of a step, and a `TokenSource` mark states how the following tokens were obtained. A backend
@@ -37,7 +37,7 @@ BYTES_PER_NUMBER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """How a backend's tokens were obtained.
+    """Way in which a backend's tokens were obtained.
 
     `guessed`: the token ids were derived from the backend's text. `stop_hidden`: the backend's output does not include
     the stop token.
@@ -90,7 +90,7 @@ Part: TypeAlias = "Sequence[int] | TokenSource | JournalEntry | JournalMarker"
 
 
 def parts_of(journal: Sequence[int]) -> Iterator[Part]:
-    """Yield the parts of a journal in order: token sequences, and the marks and notes between.
+    """Yield the parts of a journal in order: token sequences, marks and notes.
 
     No token sequence is empty. Unknown marks are skipped. Raises StoreUnreadable if a note is damaged.
     """
@@ -130,8 +130,8 @@ FIRST_SEGMENT: Final = JournalSegment()
 class JournalWriter:
     """Writer of a journal, which also tracks the tail of the current step's prompt.
 
-    The tail are the tokens after the rendered prompt: those that the model generated in the step, and those that the
-    gateway inserted. An entry may replace the tail; tokens that are added later extend the tail.
+    The tail consists of the tokens after the rendered prompt: tokens that the model generated in the step, and tokens
+    that the gateway inserted. An entry may replace the tail; tokens that are added later extend the tail.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ def generated_in(journal: Sequence[int]) -> int:
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
-    """Return `Resumption.journal_note` of the request that began the journal, or None.
+    """Return the `Resumption.journal_note` with which the journal begins; None without a note.
 
     Raises StoreUnreadable if the journal's first note is damaged.
     """
@@ -229,7 +229,7 @@ Piece: TypeAlias = "Sequence[int] | Repaired"
 def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator[Part | Repaired]:
     """Yield the parts of a journal with all `repairs` inserted at their positions.
 
-    Repairs beyond the last token are yielded at the end.
+    Repairs with positions beyond the last token are yielded at the end.
     """
     waiting = deque(repairs)
     position = 0
@@ -246,7 +246,7 @@ def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -
     """Yield `tokens`, split where repairs apply, with each repair at its position.
 
     `position` is the number of tokens in the journal before `tokens`. `waiting` is sorted by position; repairs are
-    removed from it when they are yielded. Repairs beyond the end of `tokens` remain.
+    removed from it when they are yielded. Repairs beyond the end of `tokens` remain in `waiting`.
     """
     begin = 0
     while waiting and waiting[0].position <= position + len(tokens):

@@ -112,7 +112,7 @@ class OutputReader:
 
     @property
     def unsettled(self) -> int:
-        """Return how many tokens may have to be parsed or encoded at the next marker, end or edit."""
+        """Return how many tokens a marker, an edit or the generation's end may have to process."""
         edit = self.transcript.controller.step.pending
         return max(self.transcript.router.unsettled, 0 if edit is None else len(edit.body))
 
@@ -172,7 +172,7 @@ class OutputReader:
         return events
 
     def start_next_step(self) -> list[Event]:
-        """Begin the next step without calls: the model continues, or `final` is opened for it."""
+        """Begin the next step, which must be ContinueTurn or OpenFinal, and return its events."""
         step = self.next_step
         assert isinstance(step, ContinueTurn | OpenFinal)
         self._end_step()
@@ -181,8 +181,7 @@ class OutputReader:
     def finish(self, reason: FinishReason, added: Usage) -> Finished:
         """Return the last event of the answer.
 
-        The usage in this event is the sum of the output tokens and `added`, which counts the tokens of the prompts and
-        of discarded output.
+        The event's usage is the sum of the output tokens and `added`, the usage of prompts and discarded output.
         """
         stop = self.stop_sequence
         if stop is not None:

@@ -89,7 +89,7 @@ class ContinuedPrompt:
 async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> RenderedPrompt:
     """Render a conversation.
 
-    Prompts with different `salt` share no block hashes. Raises InvalidRequest if a text cannot be tokenised.
+    Prompts with different `salt` share no block hashes. Raises InvalidRequest if a text cannot be tokenized.
     """
     # Making the plan hashes every message, so it is done in the thread if there are many items.
     plan = None if len(conversation.items) > OFF_LOOP_ITEMS else renderer.plan(conversation, tools)
@@ -232,7 +232,8 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
 
     `before` and `tokens` are the text and the tokens of the prompt before `tail`.
 
-    Raises CannotGoOn if a server would read different control tokens in the text, or if it ends inside a character.
+    Raises CannotGoOn if a server would read different control tokens in the text, or if the text ends inside a
+    character.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(encoding.decode_bytes(tail))

@@ -61,7 +61,7 @@ class PromptBuilder:
         """Return the requirements for a slot that continues the step after the tokens `tail`.
 
         `completed` is the number of tokens generated in the answer so far. `wants` are the constraint kinds that the
-        backend should enforce. `resumes`: the answer continues after earlier output.
+        backend should enforce. `resumes` is as in `RouteRequirements`.
         """
         request, rendered = self._request, (await self._step_prompt(context)).rendered
         # The tail changes the last block and adds blocks, so the hashes are computed again only if there is a tail.
@@ -116,9 +116,9 @@ class PromptBuilder:
         return self.room(rendered.prompt, capabilities, completed) > 0
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
-        """Return how many tokens may still be generated after `prompt`; below 1 if none.
+        """Return how many tokens may still be generated after `prompt`; below 1 if no token fits.
 
-        `spent` is the number of tokens of the answer that count towards the request's `max_tokens` already.
+        `spent` is the number of the answer's tokens that already count towards the request's `max_tokens`.
         """
         room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
         return room if self._request.answer.max_tokens is None else min(room, self._request.answer.max_tokens - spent)
@@ -132,7 +132,7 @@ class PromptBuilder:
         return ContextTooLong(message, param=self._request.prompt.fields.conversation, tokens=tokens, limit=context)
 
     def record_cached(self, chunk: Chunk) -> None:
-        """Add the number of cached tokens that the backend reported for the answer's first prompt."""
+        """Record the number of cached tokens that the backend reports for the answer's first prompt."""
         # Later prompts repeat the first prompt, so their cached tokens are not counted.
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))

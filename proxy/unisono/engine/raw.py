@@ -64,7 +64,7 @@ NO_SPECIAL_TOKENS = "The output of this model's backend contains no special toke
 async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> list[int]:
     """Return the token ids of a prompt; text is encoded as a model server would encode it.
 
-    Raises InvalidRequest, which names the field `param`, if the text cannot be tokenised.
+    Raises InvalidRequest, which names the field `param`, if the text cannot be tokenized.
     """
     if raw.text is None:
         return list(raw.tokens)
@@ -74,7 +74,7 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
         return encoding.encode_as_server(raw.text)
     except ValueError as error:
         raise InvalidRequest(
-            "The prompt contains text that cannot be tokenised, such as a long run of one character.", param=param
+            "The prompt contains text that cannot be tokenized, such as a long run of one character.", param=param
         ) from error
 
 
@@ -90,7 +90,7 @@ class EncodedPrompt:
         self.tokens: list[int] = []
 
     async def encode(self, param: str | None) -> None:
-        """Set `tokens`; raises InvalidRequest for field `param` if the text cannot be tokenised."""
+        """Set `tokens`; raises InvalidRequest for field `param` if the text cannot be tokenized."""
         self.tokens = await to_prompt(self._encoding, self.raw, param)
 
     async def form_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
@@ -173,7 +173,7 @@ class RawGeneration(BatchStream):
         return events
 
     def _publish(self) -> None:
-        """Add the tokens read so far to the report's journal, before the matching batch is yielded."""
+        """Copy new tokens to the report's journal; call this before yielding their events."""
         self.report.journal += self._output.tokens[len(self.report.journal) :]
 
     async def _usage(self) -> Usage:
@@ -219,14 +219,14 @@ class RawGeneration(BatchStream):
         return Progress.UNSEEN if self._output.tokens else Progress.NOTHING
 
     def _restart(self) -> None:
-        """Start the answer over, and count the failed attempt's tokens as lost; none was emitted."""
+        """Start the answer over, and count the failed attempt's unemitted tokens as lost."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
         self._output = RawText(self._encoding, self._prompt.raw, self._request.answer.stop)
         self._forget_logprobs(0)
 
     def _forget_logprobs(self, size: int) -> None:
-        """Keep log probabilities of the first `size` tokens of the answer only.
+        """Keep only the log probabilities of the first `size` tokens of the answer.
 
         If `size` is 0, log probabilities of the prompt are discarded too.
         """
@@ -298,7 +298,7 @@ class RawGeneration(BatchStream):
     async def _read(
         self, session: SlotSession, slot: Slot, job: CompletionJob, left: int
     ) -> AsyncGenerator[list[Event]]:
-        """Run `job` and yield the events to emit; `left` is the largest number of tokens."""
+        """Run `job` and yield the events to emit; `left` limits the generated tokens."""
         output, able = self._output, slot.capabilities
         decoder = plain_decoder(able.output, self._encoding)
         is_text = able.output is not OutputForm.IDS

@@ -90,7 +90,7 @@ class RawText:
     def forget_unfinished(self) -> int:
         """Discard the tokens of an incomplete character and return their number.
 
-        They are generated again.
+        These tokens are generated again.
         """
         self._decoder.reset()
         forgotten = len(self._unfinished)

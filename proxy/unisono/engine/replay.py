@@ -44,8 +44,8 @@ from unisono.harmony.tools import plan_tools
 class Replay:
     """The events of a replayed journal.
 
-    `fits` is False if the replay led to different steps from the recorded steps. `events` then contains only the
-    `Closed` events of the items before the first difference.
+    `fits` is False if the steps of the replay differ from the recorded steps. `events` then contains only the `Closed`
+    events of the items before the first difference.
     """
 
     events: Sequence[Event]
@@ -131,7 +131,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
 def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
     """Return a request whose answer is parsed in the same way as that of the recorded request.
 
-    Raises InvalidRequest if the record is invalid, or if it is of a raw completion, whose tokens are never parsed.
+    Raises InvalidRequest if the record is invalid, or if it belongs to a raw completion, whose tokens are never parsed.
     """
     if record.get("raw"):
         raise InvalidRequest("'raw': a raw completion has no messages to parse; use a recording of a different API.")

@@ -52,15 +52,15 @@ class ServerTools:
     `visible`: labels of servers whose calls the client sees and sends back with their results. `decisions` are applied
     before anything is generated.
 
-    `max_calls` limits the number of calls in the request; None for no limit. `total_s` limits its total time in
-    seconds. With `pause_after`, the answer pauses after that number of rounds of calls, or when the time has passed.
-    The client then continues the answer in another request. If `pause_after` is None, the model has to answer when a
-    limit is reached.
+    `max_calls` limits the number of calls in the request; None for no limit. `total_s` limits the total time of the
+    calls in seconds. With `pause_after`, the answer pauses after that number of rounds of calls, or when this time has
+    passed. The client then continues the answer in another request. If `pause_after` is None, the model has to answer
+    when a limit is reached.
 
-    If a server cannot list its tools, the request fails with that error. If `optional` is set, the request continues
-    without the server, and its Listed event reports the error. `claim_approval` is called with the approval's id
-    before an approved call is made. It raises the error that ends the request if another request owns the call.
-    `can_ask`: the client can answer questions of tools.
+    If a server cannot list its tools, the request fails with the server's error. If `optional` is set, the request
+    instead continues without the server, whose Listed event reports the error. `claim_approval` is called with the
+    approval's id before an approved call runs. It raises an error, which ends the request, if a different request owns
+    the call. `can_ask`: the client can answer questions of tools.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -86,7 +86,7 @@ class ForcedCalls:
     `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any browser
     function, or a single function such as `browser.search`. `hosted` are server tools as pairs of server label and tool
     name. The tool name is the name that the server uses; None means any tool of the server. If `tools` is None and
-    `hosted` is empty, a call of any offered tool satisfies the request.
+    `hosted` is empty, a call to any offered tool satisfies the request.
     """
 
     tools: frozenset[str] | None = None
@@ -120,9 +120,8 @@ class RawPrompt:
     """A prompt that is sent unchanged, and options for its output; neither is parsed.
 
     The prompt is `text`, or `tokens` if `text` is None. Spellings of special tokens in `text` become special tokens.
-    `hides_special`
-    removes special tokens from the emitted text. `stop_tokens` end the output in addition to the model's own stop
-    tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
+    `hides_special` removes special tokens from the emitted text. `stop_tokens` end the output in addition to the
+    model's own stop tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
     `has_prompt_logprobs`: report log probabilities of the prompt's tokens too. `is_fixed`: hooks cannot change the
     prompt, because its text may contain spellings of special tokens that a client wrote as text.
     """
@@ -160,7 +159,7 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Requirements on the answer, and how it is emitted.
+    """Requirements for the answer, and options for emitting the answer.
 
     If `max_tokens` is None, the answer may fill the rest of the context window. `stop` are the client's stop strings;
     the gateway searches the visible text for them.

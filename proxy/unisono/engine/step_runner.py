@@ -93,7 +93,7 @@ class StepRunner:
         return await self.session.acquire(requirements)
 
     def restart(self) -> None:
-        """Prepare for starting the answer over, after the journal of the request if it has one."""
+        """Prepare to start the answer over, from its beginning or after the request's journal."""
         self.session.has_moved = bool(self._request.resumption.journal)
 
     async def step(self, builder: PromptBuilder, reader: OutputReader) -> Generated:
@@ -115,7 +115,7 @@ class StepRunner:
         return await self._generation(slot, builder, reader)
 
     async def _constrained_generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
-        """Run a generation with a constraint; repeat it without if the backend refuses that one."""
+        """Run a generation; if the backend refuses its constraint, repeat it without the constraint."""
         self._constraints.start()
         while True:
             try:
@@ -169,9 +169,9 @@ class StepRunner:
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
     ) -> int:
-        """Return the number of tokens that may be generated after `prompt`; below 1 if none.
+        """Return how many tokens may be generated after `prompt`; below 1 if no token fits.
 
-        `spent` is the number of tokens that count towards the request's `max_tokens` already. Raises ContextTooLong if
+        `spent` is the number of tokens that already count towards the request's `max_tokens`. Raises ContextTooLong if
         this backend has no room, and either nothing was generated yet or another deployment may have room.
         """
         room = builder.room(prompt, capabilities, spent)
@@ -217,7 +217,7 @@ class StepRunner:
         first: PromptBuilder | None,
         callback_reader: CallbackReader,
     ) -> Generated:
-        """Yield the events of one generation; `first` is the builder of the first prompt, else None."""
+        """Yield the events of one generation; `first` is set if the prompt is the answer's first."""
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
         is_text = slot.capabilities.output is not OutputForm.IDS
@@ -262,9 +262,9 @@ class StepRunner:
 class CallbackReader:
     """Reader of one generation's tokens for `CompletionJob.on_chunk`.
 
-    The backend calls `on_chunk` when a chunk arrives. It accepts no chunk before `start`, which is called when the
-    first token has arrived. It reads only ordinary tokens, not control tokens. It holds no reference to the job,
-    because the job refers to it.
+    The backend calls `on_chunk` when a chunk arrives. The reader accepts no chunk before `start`, which is called when
+    the first token has arrived. The reader reads only ordinary tokens, not control tokens. It holds no reference to the
+    job, because the job refers to the reader.
     """
 
     __slots__ = ("_cap", "_events", "_pace", "_reader", "_runner")
@@ -319,7 +319,7 @@ async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Eve
 
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
-    """Replay a journal, in a thread if it is long; arguments and result as for `replay`."""
+    """Replay a journal, in a thread if it is long; arguments and result are as for `replay`."""
     work = partial(replay, reader, journal, opening)
     return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
 
@@ -330,7 +330,7 @@ async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
 
 
 async def with_end(reader: OutputReader, events: list[Event], reason: FinishReason) -> list[Event]:
-    """End the generation and return `events` and the events of this end.
+    """End the generation and return `events`, followed by the events of the end.
 
     If a prompt edit is pending, the generation is not ended here, and only `events` are returned.
     """

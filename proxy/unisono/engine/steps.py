@@ -35,7 +35,7 @@ LATE_CALL: Final = "late-call"
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """State of an answer at the end of a step, or after its calls of server tools were run."""
+    """State of an answer at the end of a step, or after its calls to server tools were run."""
 
     reason: FinishReason = FinishReason.STOP
     has_output: bool = False  # the step contains anything but reasoning
@@ -44,15 +44,15 @@ class AnswerState:
     is_dangling: bool = False  # the step ends after a preamble, without the call or answer that should follow
     was_continued: bool = False  # the model already got a step to continue after a preamble
     is_final_open: bool = False  # the gateway opened the step's message on `final`, and does not open another one
-    calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
+    calls: tuple[ServerToolCall, ...] = ()  # complete calls to server tools in the step
     has_run: bool = False  # the step has ended and its calls were run
-    needs_client: bool = False  # the client has to run calls of its own tools, or to decide on approval requests
+    needs_client: bool = False  # the client has to run calls to its own tools, or to decide on approval requests
     exhausted: bool = False  # no more tools are run, for example because the limit of calls is reached
     paused: bool = False  # no more tools are run until the client continues the answer
 
     @property
     def has_cut_tools(self) -> bool:
-        """Return whether complete calls of server tools are dropped because the answer was cut off."""
+        """Return whether complete calls to server tools are dropped because the answer was cut off."""
         return self.reason is not FinishReason.STOP and bool(self.calls)
 
     def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:
@@ -104,7 +104,7 @@ FIRST_STEP: Final = StepContext()
 class AnswerDone:
     """The answer is complete, or it ends because the client has to act.
 
-    `paused`: the client has nothing to do but to continue the answer in another request.
+    `paused`: the client only has to continue the answer in another request.
     """
 
     paused: bool = False
@@ -148,7 +148,7 @@ Step: TypeAlias = AnswerDone | Generate | ContinueTurn | OpenFinal | RunTools
 def next_step(answer: AnswerState) -> Step:
     """Return the next step of an answer.
 
-    Calls of server tools run while more calls are allowed, and the model continues after their results. If a step ends
+    Calls to server tools run while more calls are allowed, and the model continues after their results. If a step ends
     after a preamble, the model gets one more step. The message on `final` is opened at most once: if the step contains
     only reasoning, if no more calls are allowed, or if a second step ends after a preamble. In all other cases the
     answer is complete.
@@ -202,7 +202,7 @@ class ServerToolFilter:
 
     The gateway later emits these calls one by one, each with its outcome. The remaining items are renumbered, so that
     the indices that the client sees have no gaps. `server_tools` contains the names of the tools that the gateway runs.
-    If `parallel_calls` is False, only the first call of a client's tool is emitted; server tool calls are not limited.
+    If `parallel_calls` is False, only the first call to a client's tool is emitted; server tool calls are not limited.
     """
 
     def __init__(self, server_tools: Container[str], *, parallel_calls: bool) -> None:
@@ -215,7 +215,7 @@ class ServerToolFilter:
 
     @property
     def calls(self) -> tuple[ServerToolCall, ...]:
-        """Return the complete calls of server tools in the current step."""
+        """Return the complete calls to server tools in the current step."""
         return tuple(
             ServerToolCall(item.call_id, item.name, item.arguments, item.tokens)
             for item in self.step_items
@@ -335,12 +335,15 @@ class AnswerItems:
         return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
     def next_context(self, step: Step) -> StepContext:
-        """Return the context of `step` if it followed the current step, with no calls in between."""
+        """Return the context of `step` if it follows the current step without calls in between."""
         items = (*self.context.items, *self._of_step())
         return replace(self.context, number=self.context.number + 1, items=items).before(step)
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
-        """Return the state of the answer at the end of a step."""
+        """Return the state of the answer at the end of a step.
+
+        `cut_call`: the step ends inside a call. `exhausted`: no more server tools may run.
+        """
         has_output = has_final = needs_client = False
         has_preambles_only = True
         for closed in self.closed[self.context.closed :]:

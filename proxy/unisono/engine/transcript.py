@@ -134,7 +134,7 @@ class Transcript:
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
-        """Read a portion and return its events; `read` as for `ReadingLimits`, after the portion."""
+        """Read a portion and return its events; `read` as in `ReadingLimits` includes the portion."""
         if self.controller.step.last.naming:
             self.controller.read_name(tokens, self.router.closed_to)
             self.router.count(len(tokens))
@@ -274,7 +274,7 @@ class Transcript:
         return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
 
     def _drop_tokens(self, tokens: int) -> bool:
-        """Discard the last `tokens` tokens except complete characters; return False if not possible."""
+        """Discard the last `tokens` tokens except complete characters; return False if impossible."""
         decoder = getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
         instead = self._encoding.encode_generated(text)

@@ -50,6 +50,7 @@ class InterventionController:
     """Interventions for one answer.
 
     A decision is stored as the pending edit of `step`. `MessageGate` stops the router where the controller must decide.
+    In the methods, `place` is the number of tail tokens before the edit, and `rule` is the recovery rule to report.
     """
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
@@ -58,7 +59,7 @@ class InterventionController:
         self.requirements = requirements
         self.obligations = Obligations(requirements)
         self.found: Sequence[str] = ()  # functions that searches found during the answer
-        self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
+        self.has_call_as_text = False  # a call to an undeclared tool was emitted as text
         self.step = StepInterventions()
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
 
@@ -113,7 +114,7 @@ class InterventionController:
     def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
         """Choose the edit when the reasoning budget is used up; return whether reading stops.
 
-        The edit applies after the first `place` tokens of the tail. `is_reasoning`: the tail ends inside reasoning.
+        `is_reasoning`: the tail ends inside reasoning.
         """
         if is_reasoning:
             self._end_reasoning(place, rule=REASONING_BUDGET)
@@ -122,7 +123,7 @@ class InterventionController:
         return is_reasoning
 
     def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
-        """Choose the edit after a repetition that ends at `place`; return False if the answer ends."""
+        """Choose the edit after a repetition; return False if the answer has to end instead."""
         # After repetitive reasoning, the model can still answer. After a repetitive answer, the answer ends, because
         # the model would probably repeat itself in every further attempt.
         if not is_reasoning or self.is_spent:
@@ -131,7 +132,7 @@ class InterventionController:
         return True
 
     def _end_reasoning(self, place: int, *, rule: str) -> None:
-        """Choose the edit that ends the unfinished reasoning at `place`."""
+        """Choose the edit that ends the unfinished reasoning."""
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.call is Duty.OWED:
             self._force(place, rule=rule, closes=True)
@@ -152,7 +153,7 @@ class InterventionController:
             self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int], place: int) -> None:
-        """Read more tokens of a tool name; tokens that follow when the tool is known are ignored.
+        """Read more tokens of a tool name; tokens after the complete name are ignored.
 
         `place` is the position at which the message with this recipient begins.
         """
@@ -163,12 +164,12 @@ class InterventionController:
                 return
 
     def end_name(self, place: int) -> None:
-        """Choose the edit when the generation of a tool name has ended; `place` as for `read_name`."""
+        """Choose the edit when the generation of a tool name has ended."""
         if self.step.pending is None:
             self._open_named(self.tool_naming.found(is_complete=True)[0], place)
 
     def record_edit(self, edit: PromptEdit, end: int) -> None:
-        """Record that an edit was applied; `end` is the position after its header, if any."""
+        """Record that an edit was applied; `end` is the tail position after its header, if any."""
         self.step.edits += 1
         if edit.trims:
             self.step.pending, self.step.last = None, replace(self.step.last, attempts=edit.attempts)
@@ -213,7 +214,7 @@ class InterventionController:
         self.step.pending = replace(edit, attempts=self.step.attempts)
 
     def _open_named(self, recipient: str | None, place: int) -> None:
-        """Open the call of the chosen tool; if `recipient` is None, let the model choose again.
+        """Open the call to the chosen tool; if `recipient` is None, let the model choose again.
 
         `recipient` is None if the model named no possible tool. After the last attempt, no call is required any more.
         """
@@ -256,7 +257,7 @@ class InterventionController:
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
 
     def _trim(self, at: Stopped, message: MessageKind) -> None:
-        """Remove whitespace from JSON; then complete, continue or regenerate the message, or end."""
+        """Choose the edit after too much whitespace in JSON: go on, regenerate, or end the answer."""
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
@@ -281,8 +282,8 @@ class InterventionController:
         """Choose the edit after a call that must not be emitted as a call.
 
         The first time, the call stays in the prompt with an error result that the model can read. The second time, an
-        answer is opened if the tool is not allowed or the answer must have a form. In all other cases, the call becomes
-        the text of the answer.
+        answer is opened if the tool is not allowed or the answer still needs its required form. In all other cases, the
+        call becomes the text of the answer.
         """
         if rule not in self.step.refusals and not self.is_spent:
             self.step.refusals |= {rule}

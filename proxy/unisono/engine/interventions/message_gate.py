@@ -93,7 +93,7 @@ class BodyChecks:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in tools.schemas:
             return False
-        # Other calls are checked only if their content type permits JSON. Invalid calls of server tools are not checked
+        # Other calls are checked only if their content type permits JSON. Invalid calls to server tools are not checked
         # here, because the model gets an error result for them.
         is_certain = message is not MessageKind.CALL
         is_own = tools.servers is None or recipient in tools.own
@@ -110,7 +110,7 @@ class BodyChecks:
 
 
 def without_json(text: str) -> str:
-    """Return the free text that a call wraps in a JSON object, or `text` if not wrapped."""
+    """Return the free text that a call wraps in a JSON object, or `text` if it is not wrapped."""
     if not text.lstrip().startswith("{"):
         return text
     try:

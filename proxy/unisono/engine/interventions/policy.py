@@ -28,11 +28,11 @@ class MessageKind(TableKey):
     LATE_THOUGHT = auto()  # reasoning after the reasoning budget is used up
     PREAMBLE = auto()
     ANSWER = auto()
-    WANTED = auto()  # a call of a required tool
-    STRICT = auto()  # a call of a tool whose arguments have to match its schema
+    WANTED = auto()  # a call to a required tool
+    STRICT = auto()  # a call to a tool whose arguments have to match its schema
     CALL = auto()
-    BARRED = auto()  # a call of a tool that may not be called
-    UNDECLARED = auto()  # a call of a tool that the request does not declare
+    BARRED = auto()  # a call to a tool that may not be called
+    UNDECLARED = auto()  # a call to a tool that the request does not declare
 
 
 class HeaderAction(TableKey):
@@ -40,7 +40,7 @@ class HeaderAction(TableKey):
 
     PASS = auto()
     GUIDE = auto()  # Have the backend enforce the form of the body if it can; otherwise check the complete body.
-    FORCE = auto()  # open a call of a required tool instead
+    FORCE = auto()  # open a call to a required tool instead
     # Close the message at once and let the model begin a different one; the second time in a row, open the answer.
     SKIP = auto()
 
@@ -81,7 +81,10 @@ class BodyFault(TableKey):
 
 
 def fault_of(text: str, *, objects: bool) -> BodyFault:
-    """Return `BROKEN` if a body is not JSON, or with `objects` not a JSON object; else `NONE`."""
+    """Return `BROKEN` if a body is not valid JSON, else `NONE`.
+
+    With `objects`, the body must be a JSON object.
+    """
     kind = json_kind(text)
     return BodyFault.NONE if kind is not None and (kind is dict or not objects) else BodyFault.BROKEN
 

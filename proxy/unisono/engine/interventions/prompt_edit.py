@@ -117,7 +117,7 @@ class RejectedAttempts:
     """Rejected attempts at one message.
 
     `count` is the number of attempts, and `constrained` the number of attempts under a constraint. `first` is the first
-    attempt; None if the attempts are at a tool name. `last_text` is the text of the last attempt.
+    attempt; None if the rejected texts are tool names. `last_text` is the text of the last attempt.
     """
 
     count: int = 0
@@ -134,9 +134,10 @@ class RejectedAttempts:
         return self.first is not None and (self.first.header, self.first.text) == (header, text)
 
     def sampling(self, sampling: Sampling, *, constrained: bool) -> Sampling:
-        """Return the sampling of the next attempt; `sampling` is the sampling that the client wants.
+        """Return the sampling parameters of the next attempt.
 
-        `constrained`: the next attempt runs under a constraint.
+        `sampling` contains the parameters that the client requested. `constrained`: the next attempt runs under a
+        constraint.
         """
         # If only the new attempt, or only the rejected attempts, ran under a constraint, the text will differ anyway.
         # Under equal conditions, the same sampling may repeat the rejected text. At temperature 0 it always does.
@@ -178,7 +179,7 @@ class PromptEdit:
     ends: bool = False  # the answer ends after this edit
     # finish reason of the generation before the edit; None if the gateway stopped that generation
     ended: FinishReason | None = None
-    rule: str = ""  # name of the recovery that is reported; empty for none
+    rule: str = ""  # name of the recovery rule to report; empty if no rule is reported
 
     @property
     def split_body(self) -> tuple[Tokens, Tokens]:
@@ -187,11 +188,11 @@ class PromptEdit:
         return self.body[:end], self.body[end:]
 
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
-        """Return the rest of `tail`, with its last message closed, and the messages `between`.
+        """Return the first `position` tokens of `tail`, their last message closed, and `between`.
 
-        `tail` are the tokens after the rendered prompt. The prompt itself ends with `start`, so the first message of
-        the tail has no `start` of its own. `has_call`: the step has a complete call. A call at the end of the remaining
-        part then keeps its terminator.
+        `tail` contains the tokens after the rendered prompt. The prompt itself ends with `start`, so the first message
+        of the tail has no `start` of its own. `has_call`: the step has a complete call. A call at the end of the
+        remaining tokens then keeps its terminator.
         """
         remaining = [*tail[: self.position]]
         if self.closes:
@@ -239,7 +240,7 @@ class StepInterventions:
         self.has_call = self.has_call or is_call
 
     def record_end(self, reason: FinishReason) -> None:
-        """Record in the pending edit, if any, that the generation before the edit ended."""
+        """Record in the pending edit, if any, why the generation before the edit ended."""
         if self.pending is not None:
             self.pending = replace(self.pending, ended=reason)
 

@@ -27,7 +27,7 @@ _UNLIMITED: Final = 1 << 62
 class ReadingLimits:
     """Limits at which reading stops between two tokens, so that the controller can decide.
 
-    The parameter `read` of the methods is the number of journal numbers since the last note or the last end of a step.
+    The parameter `read` of the methods is the number of journal numbers after the last note or `STEP_ENDED` mark.
     """
 
     # Rules.
@@ -75,7 +75,7 @@ class ReadingLimits:
     def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
         """Return whether `token` fits into the reasoning budget, or no budget applies.
 
-        `tokens_read` returns the tokens since the last note or the last end of a step.
+        `tokens_read` returns the tokens after the last note or `STEP_ENDED` mark of the journal.
         """
         if self.budget is None or self._obligations.is_late:
             return True

@@ -1,4 +1,4 @@
-"""Constraints on which backends failed: during one answer, and in a bounded memory for all."""
+"""Constraints on which backends failed: a tracker per answer, and a memory for all answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _Key = tuple[str, str, bytes]
 
 
 class RefusedConstraints:
-    """Memory of constraints on which backends failed, so that a constraint does no harm twice.
+    """Memory of constraints on which backends failed, to avoid sending these constraints again.
 
-    Constraints are stored as digests. A deployment is identified by its model and its own name.
+    The memory is limited in size. Constraints are stored as digests. A deployment is identified by the names of its
+    model and of the deployment itself.
     """
 
     # If a backend responds with a server error, the constraint is not sent to this backend for an hour. If the
@@ -139,7 +140,7 @@ class ConstraintTracker:
         self._leave_out(slot, constraint, error.symptom or "rejected")
 
     def record_failure(self, slot: Slot, constraint: Constraint | None, error: BackendError) -> None:
-        """Record that a generation failed, possibly when it was repeated without `constraint`."""
+        """Record that a generation failed, with `constraint` or when repeated without it."""
         if self._blamed is not None and constraint is not None:
             self._memory.record_failure_without(*self._deployment(slot), constraint, self._blamed.symptom, error)
 

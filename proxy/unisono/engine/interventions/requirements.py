@@ -27,7 +27,7 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
-MAX_LISTED_TOOLS: Final = 30  # number of tools listed in the error result for a call of an undeclared tool
+MAX_LISTED_TOOLS: Final = 30  # number of tools listed in the error result for a call to an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -51,7 +51,7 @@ class ToolRequirements:
     # Tools that take free text instead of JSON, with the grammar of the text or None.
     texts: Mapping[str, TextGrammar | None] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()  # tools whose arguments must match their schema
-    # Functions that exist, including those that the model must find by a search first. A call of any other function is
+    # Functions that exist, including those that the model must find by a search first. A call to any other function is
     # never emitted as a call. None: calls of other functions are emitted too.
     declared: frozenset[str] | None = None
     # Labels of the tool servers; None without server tools. If an invalid call addresses a tool that is not in `own`,
@@ -60,7 +60,7 @@ class ToolRequirements:
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
-    # removed functions, whose calls are refused like calls of undeclared functions, even in requests with server tools
+    # removed functions, whose calls are refused like calls to undeclared functions, even in requests with server tools
     removed: frozenset[str] = frozenset()
 
     @property
@@ -78,7 +78,7 @@ class ToolRequirements:
     @property
     def needs_constraints(self) -> bool:
         """Return whether the choice of the backend depends on the constraints that it can enforce."""
-        # An invalid call of a client tool is generated again, under the tool's schema if the backend can enforce it.
+        # An invalid call to a client tool is generated again, under the tool's schema if the backend can enforce it.
         return self.forced is not None or bool(self.own and self.offered)
 
     def call_kind(self, recipient: str, *, is_call_owed: bool) -> MessageKind:
@@ -93,17 +93,17 @@ class ToolRequirements:
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
     def _is_undeclared(self, recipient: str) -> bool:
-        """Return whether a call addresses a function that does not exist and has no server's label."""
+        """Return whether a call's function is unknown and its name has no known server's label."""
         if self.declared is None or not recipient.startswith(FUNCTIONS) or recipient in self.declared:
             return False
-        # For an unknown tool of a server, the model gets an error result, as for any invalid call of a server tool.
+        # For an unknown tool of a server, the model gets an error result, as for any invalid call to a server tool.
         label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
         return not (separator and label in (self.servers or ()))
 
     def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
-        """Return the error result for a call of an undeclared tool.
+        """Return the error result for a call to an undeclared tool.
 
-        It lists the tools that may be called, the most similar names first. `found`: functions found by searches.
+        The text lists the tools that may be called, the most similar names first. `found`: functions found by searches.
         """
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
         names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
@@ -166,7 +166,7 @@ class OutputRequirements:
         return constraint_of(form.schema) if form.grammar is None else text_constraint(form.grammar)
 
     def constraint_for(self, header: Header) -> Constraint | None:
-        """Return the constraint for the body of a message; None if there is none."""
+        """Return the constraint for the body of a message; None if the body is unconstrained."""
         recipient = header.recipient.full_name
         if not recipient:
             return self.form_constraint
@@ -198,13 +198,13 @@ class Duty(Enum):
 class Obligations:
     """Obligations of one answer under its requirements.
 
-    `call` and `form` are the states of the required call and of the required form of the answer. `unmet` states, for
-    the client, which requirement the answer violates; empty if none.
+    `call` and `form` are the states of the required call and of the required form of the answer. `unmet` is a text for
+    the client about the violated requirement; empty if all are met.
     """
 
     # Rules.
     # - A required call comes before a required form.
-    # - A call of a required tool meets the requirement, even if its arguments are invalid after all retries.
+    # - A call to a required tool meets the requirement, even if its arguments are invalid after all retries.
     # - Only the first answer message must have the required form.
     # - A call is required in the first step only. After a step with server tool calls, the model chooses freely.
 
@@ -260,8 +260,8 @@ class Obligations:
     def finish(self, *, has_call: bool, handed: bool) -> None:
         """Record which requirements the finished answer does not meet.
 
-        A missing format is not recorded if the client has to act first, because the format may follow in the answer to
-        its next request. With `has_call`, the client has a call to run; with `handed`, it has to approve a call, or to
+        A missing form is not recorded if the client has to act first, because the answer to the next request may have
+        the form. With `has_call`, the client has to run a call. With `handed`, the client has to approve a call, or to
         continue a paused answer.
         """
         if self.call is Duty.OWED:
@@ -308,7 +308,7 @@ def requirements_of(
 def _without_tools(
     calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
 ) -> OutputRequirements:
-    """Return the requirements of a request without tools; cached, because most are equal."""
+    """Return the requirements of a request without tools; most requests share a cached value."""
     is_passed_on = UNDECLARED_TOOL in disabled_rules
     tools = ToolRequirements(calls_allowed=calls_allowed, declared=None if is_passed_on else frozenset())
     return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)

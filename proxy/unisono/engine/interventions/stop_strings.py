@@ -1,7 +1,7 @@
 """Stop strings of the client, for which the gateway searches the visible text.
 
-A backend cannot search for stop strings, because it does not know where the body of a message begins. A backend that
-does not report its stop token also could not report whether a stop string ended the output.
+A backend cannot search for stop strings, because it does not know where the body of a message begins. In addition, if a
+backend does not report its stop token, the gateway could not tell whether a stop string or the model ended the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StopStrings:
         self.matched: str | None = None  # the matched stop string; afterwards nothing passes
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events to emit; if a stop string matched, the last one is a Closed event."""
+        """Return the events to emit; if a stop string matched, the last event is Closed."""
         out: list[Event] = []
         for event in events:
             if self.matched is not None:
@@ -69,7 +69,10 @@ class StopStrings:
         return len(text)
 
     def _first_in(self, text: str) -> tuple[int, int] | None:
-        """Return (end, length) of the stop string that ends first; of several, the longest."""
+        """Return the end and the length of the stop string that ends first in `text`, or None.
+
+        If several stop strings end at the same index, the longest is returned.
+        """
         # The result is the same as if the text arrived one character at a time. It does not depend on how the network
         # splits the text.
         found = [(at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]

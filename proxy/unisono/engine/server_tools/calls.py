@@ -53,7 +53,7 @@ class PendingCall:
 class CallOutcome:
     """The outcome of a call, and the text of the result for the model.
 
-    `rule` is the name of the recovery that is reported for this outcome; empty for none.
+    `rule` is the name of the recovery that is reported for this outcome; empty if none is reported.
     """
 
     outcome: ToolOutcome
@@ -78,7 +78,7 @@ class CallOutcome:
 
 
 class ToolRound:
-    """Calls of server tools in one step, and the server tools of the request.
+    """Calls to server tools in one step, and the server tools of the request.
 
     Before the first step, the calls are those that the client approved.
     """
@@ -141,7 +141,7 @@ class ToolRound:
         Raises ValueError if `note` belongs to a different call.
         """
         if not self.calls or note.get(OF) != (arguments := self.parse_next()).digest:
-            raise ValueError("a note of another call")
+            raise ValueError("the note belongs to a different call")
         return self._call(arguments, index, str(note.get(VERDICT)))
 
     def _call(self, arguments: ToolArguments, index: int, verdict: str) -> tuple[Note, list[Event]]:
@@ -184,7 +184,7 @@ class ToolRound:
         """Record the outcome of the current call.
 
         Returns the journal note, the events, and new items. The new items follow the model's own items in the
-        conversation: the result, and tools that a search found. `position` as in `Repaired`.
+        conversation: the result, and tools that a search found. `position` is as in `Repaired`.
         """
         pending = self.pending
         assert pending is not None
@@ -222,7 +222,7 @@ class ToolRound:
         Raises ValueError if `note` belongs to a different call.
         """
         if self.pending is None or note.get(RAN) != self.pending.call.call_id:
-            raise ValueError("a note of another call")
+            raise ValueError("the note belongs to a different call")
         text = str(note.get(TEXT, ""))
         outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note, _question(note.get(ASKED)))
         return CallOutcome(outcome, str(note.get(SAID, text)), str(note.get(RULE, "")))

@@ -91,7 +91,7 @@ class ToolLoop:
     async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
         """Run a call of the round, unless it was refused, and return its outcome.
 
-        `may_repeat`: an earlier stream may have run the call. It then runs only if its tool is idempotent.
+        `may_repeat`: an earlier stream may have run the call. The call then runs only if its tool is idempotent.
         """
         if (refused := calls.refusal(pending)) is not None:
             return refused

@@ -76,8 +76,9 @@ REFUSALS: Final[Mapping[str, Callable[[RefusedCall], str]]] = {
 class CallBudget:
     """Counts of a request's calls, and their limits.
 
-    `limit` is the largest number of calls. `rounds_left` is the number of rounds before the answer pauses. It is 0 or
-    negative if the answer has to pause or its time has passed, and None if the answer never pauses.
+    `limit` is the largest number of calls. `rounds_left` is the number of rounds before the answer pauses.
+    `rounds_left` is 0 or negative if the answer has to pause or the time for tools has passed, and None if the answer
+    never pauses.
     """
 
     limit: int

@@ -90,7 +90,7 @@ class OfferedServerTools:
                 }
 
     def __contains__(self, name: object) -> bool:
-        """Return whether the gateway handles calls of `name`.
+        """Return whether the gateway handles calls to `name`.
 
         If the request has tool servers, the gateway handles every name that is not the name of a client's tool.
         """
@@ -178,7 +178,7 @@ class OfferedServerTools:
     def names_near(self, call: ServerToolCall, hidden: Collection[str], client: Sequence[str]) -> list[str]:
         """Return names that the model may have meant: tools of the addressed server, or all tools.
 
-        All tools are returned, those of the client first, if the server has no tools. `client` are the names of the
+        If the server has no tools, all tools are returned, with the client's tools first. `client` are the names of the
         client's tools. `hidden` are the names of tools that no search has found yet; they are not returned.
         """
         label, _ = self.place(call)
@@ -191,7 +191,7 @@ class OfferedServerTools:
 
         Server tools that cannot be declared are left out and do not exist for the request. The same applies to built-in
         tools of an unavailable server. Raises InvalidRequest if a tool of the client is invalid. `at` and
-        `schema_field` as for `plan_tools`.
+        `schema_field` are as for `plan_tools`.
         """
         planned = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
@@ -221,7 +221,7 @@ class OfferedServerTools:
             self.left_out.setdefault(tool.server, []).append(LeftOutTool(tool, reason))
 
     def _declared(self) -> list[FunctionTool]:
-        """Return the declarations; a server's description precedes that of its first tool."""
+        """Return the declarations; the first tool of a server also has the server's description."""
         # A prompt declares only tools, so it has no other place for the description of a server. The search tool itself
         # describes deferred servers.
         is_searched = self.server_tools.search is not None
@@ -249,7 +249,7 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
 
 
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
-    """Return the offers recorded at the journal's beginning, or None if there are none.
+    """Return the offers that the beginning of the journal contains; None if it has no offers.
 
     Raises StoreUnreadable if the record is damaged.
     """
@@ -297,7 +297,7 @@ def _declared(name: str, tool: HostedTool, about: str = "") -> FunctionTool:
 
 
 def _refusal(name: str, tool: HostedTool) -> str:
-    """Return the reason why the tool cannot be declared; empty if it can."""
+    """Return the reason why the tool cannot be declared; empty if it can be declared."""
     try:
         plan_tools([_declared(name, tool)])
     except InvalidRequest as refusal:
@@ -350,6 +350,6 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
 
 
 def found_tools(conversation: Conversation, names: Collection[str]) -> AddedTools | None:
-    """Return the deferred tools with these names, which a search found; None if there are none."""
+    """Return the deferred tools with these names, which a search found; None if no tool matches."""
     found = tuple(tool for tool in conversation.deferred if tool.name in names)
     return AddedTools(found) if found else None
