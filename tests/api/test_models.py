@@ -181,3 +181,9 @@ async def test_an_unknown_model_is_not_found() -> None:
     assert response.status == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert response.json()["error"]["param"] == "model"
+
+
+async def test_a_model_group_has_the_mode_of_its_model() -> None:
+    cards = (*CARDS, Card("embed", 8192, passes=True, mode="embedding"))
+    body = (await Exchange(app(cards), "GET", "/model_group/info").run()).json()
+    assert [group["mode"] for group in body["data"]] == ["chat", "chat", "embedding"]

@@ -136,7 +136,7 @@ def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:
     return ModelGroup(
         model_group=card.id,
         providers=[card.owned_by],
-        mode="chat",
+        mode=card.mode,
         max_input_tokens=card.context,
         max_output_tokens=card.context,
         supports_function_calling=not card.passes,

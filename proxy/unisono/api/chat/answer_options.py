@@ -78,3 +78,9 @@ def requested_logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' requires 'logprobs: true'.", param="top_logprobs")
     return request.top_logprobs or 0 if request.logprobs else None
+
+
+def shows_reasoning(request: ChatRequest) -> bool:
+    """Return False if the request excludes reasoning from the answer."""
+    is_excluded = request.reasoning is not None and request.reasoning.exclude
+    return request.include_reasoning is not False and not is_excluded

@@ -19,6 +19,7 @@ from unisono.api.chat.answer_options import (
     requested_efforts,
     requested_form,
     requested_logprobs,
+    shows_reasoning,
 )
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
@@ -155,13 +156,8 @@ def to_generation_request(
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         toolbox=toolbox,
         notes=(*_notes_on(request, generation_request, requested_at, efforts), *toolbox.notes, *notes)[:MAX_NOTES],
-        shows_reasoning=_shows_reasoning(request),
+        shows_reasoning=shows_reasoning(request),
     )
-
-
-def _shows_reasoning(request: ChatRequest) -> bool:
-    is_excluded = request.reasoning is not None and request.reasoning.exclude
-    return request.include_reasoning is not False and not is_excluded
 
 
 def _continues(request: ChatRequest) -> bool:
