@@ -22,8 +22,8 @@ from statistics import median
 
 from bench.redis_server import start_redis
 from unisono.core.request_counts import HOUR_S, MINUTE_S
+from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter
 from unisono.core.state_store import Store
 from unisono.store import open_store
 

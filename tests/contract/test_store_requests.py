@@ -12,8 +12,8 @@ import pytest
 from tests.contract.state import fresh
 from tests.contract.stores import StoreFactory
 from unisono.core.request_counts import HOUR_S, MINUTE_S, percentile
+from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter
 from unisono.core.state_store import Store
 
 LONG_S = 86_400.0

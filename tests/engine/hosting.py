@@ -13,7 +13,8 @@ from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tool_approvals import Approval
+from unisono.core.tools import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption, ServerTools

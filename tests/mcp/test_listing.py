@@ -9,7 +9,8 @@ import pytest
 
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream
-from unisono.core.tools import Approval, HostedTool, ToolFilter, ToolServer, ToolTransport
+from unisono.core.tool_approvals import Approval, ToolFilter
+from unisono.core.tools import HostedTool, ToolServer, ToolTransport
 from unisono.errors import (
     InvalidRequest,
     ToolServerError,

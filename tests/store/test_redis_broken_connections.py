@@ -23,8 +23,8 @@ from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.quotas import Account, KeyLimits, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.core.recordings import StoredTrace
 from unisono.core.request_counts import MINUTE_S
+from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore

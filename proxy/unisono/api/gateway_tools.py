@@ -11,7 +11,8 @@ from unisono.api.field_types import OpenModel
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.frozen import dataclass
-from unisono.core.tools import Approval, ToolServer, ToolTransport
+from unisono.core.tool_approvals import Approval
+from unisono.core.tools import ToolServer, ToolTransport
 from unisono.engine.request import ServerTools
 from unisono.errors import UnsupportedValue
 

@@ -22,8 +22,9 @@ from unisono.api.json_response import to_whole
 from unisono.api.route_table import READ_404, RouteTable, dependency
 from unisono.core.frozen import dataclass
 from unisono.core.request_counts import HOUR_S, MAX_POINTS, MINUTE_S, percentile
+from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import COST_UNIT, RequestRecord, to_facts
-from unisono.core.request_store import RequestFilter, RequestStore
+from unisono.core.request_store import RequestStore
 from unisono.errors import InvalidRequest, NotFound
 
 REQUESTS = RouteTable("gateway")

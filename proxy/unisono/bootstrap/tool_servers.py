@@ -18,7 +18,8 @@ from unisono.core.access import Caller
 from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tool_approvals import Approval, ToolFilter
+from unisono.core.tools import LeftOutTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
 # Maximum number of tool lists to remember, of tools in a log line, and of characters of a tool's name. They are limited

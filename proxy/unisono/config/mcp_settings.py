@@ -13,15 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from unisono.config.section import Count, Name, Seconds, Section
-from unisono.core.tools import (
-    Approval,
-    ClientCredentials,
-    Command,
-    ToolFilter,
-    ToolServer,
-    ToolTimeouts,
-    ToolTransport,
-)
+from unisono.core.tool_approvals import Approval, ToolFilter
+from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.net.ssrf_guard import AllowedHost
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]

@@ -9,8 +9,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from unisono.core.request_filter import RequestFilter, has_failed
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter, ended_ms, has_failed
+from unisono.core.request_store import ended_ms
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600

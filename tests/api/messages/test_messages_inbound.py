@@ -31,7 +31,8 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.tools import Approval, ToolServer
+from unisono.core.tool_approvals import Approval
+from unisono.core.tools import ToolServer
 from unisono.engine.request import ForcedCalls
 from unisono.errors import UnisonoError
 

@@ -14,7 +14,8 @@ from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules,
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import Approval, Command, HostedTool, ToolFilter, ToolServer, ToolTransport
+from unisono.core.tool_approvals import Approval, ToolFilter
+from unisono.core.tools import Command, HostedTool, ToolServer, ToolTransport
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 from unisono.errors import InvalidRequest, StoreUnreadable, ToolServerNotAllowed, UnisonoError

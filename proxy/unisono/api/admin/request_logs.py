@@ -16,8 +16,8 @@ from unisono.api.admin.roles import MASTER_ACTOR, Actor
 from unisono.api.answer_types import Object
 from unisono.core.access import KeyRecord
 from unisono.core.quotas import MILLION
+from unisono.core.request_filter import RequestFilter, has_failed
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter, has_failed
 
 DAY_S: Final = 86_400
 # Maximum number of records per read from the store, and of reads per answer.

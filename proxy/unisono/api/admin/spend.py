@@ -26,7 +26,7 @@ from unisono.core.access import KeyRecord
 from unisono.core.directory import EntryKind
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
-from unisono.core.request_store import RequestFilter
+from unisono.core.request_filter import RequestFilter
 from unisono.errors import InvalidRequest
 
 # Number of days in a report, if the request has no dates.

@@ -10,7 +10,8 @@ from pydantic import Field, SecretStr
 
 from unisono.api.field_types import OpenModel, Text, ToolName
 from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
-from unisono.core.tools import Approval, ToolFilter, ToolServer
+from unisono.core.tool_approvals import Approval, ToolFilter
+from unisono.core.tools import ToolServer
 from unisono.errors import InvalidRequest
 
 TOOLSET: Final = "mcp_toolset"

@@ -34,7 +34,8 @@ from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import SEARCH_LABEL, ToolFilter, ToolServer, found_names
+from unisono.core.tool_approvals import ToolFilter
+from unisono.core.tools import SEARCH_LABEL, ToolServer, found_names
 from unisono.engine.request import Choice, ForcedCalls, ServerTools
 from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue

@@ -15,7 +15,7 @@ from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.client_tools import FORMS, function_of
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
-from unisono.api.responses.server_tools.required_approvals import MAX_NAMES
+from unisono.api.responses.server_tools.requested_approvals import MAX_NAMES
 from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
 
 ToolSpec: TypeAlias = FunctionSpec | CustomSpec | McpSpec | SearchSpec

@@ -19,8 +19,9 @@ from typing import Concatenate, ParamSpec, TypeVar, Unpack
 from unisono.core.conversation import Json, Tokens
 from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.core.recordings import StoredTrace
+from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestFilter, RequestPage
+from unisono.core.request_store import RequestPage
 from unisono.core.state_store import (
     NOTHING_LOGGED,
     BackgroundRun,

@@ -9,17 +9,9 @@ from itertools import repeat
 from typing import Final
 
 from unisono.core.request_counts import COUNTS_KEPT_S, count_facet, counts_of
+from unisono.core.request_filter import RequestFilter, facets_of
 from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import (
-    DELETED_S,
-    MAX_VISITED,
-    RequestFilter,
-    RequestPage,
-    ended_ms,
-    facets_of,
-    of_cursor,
-    to_cursor,
-)
+from unisono.core.request_store import DELETED_S, MAX_VISITED, RequestPage, ended_ms, of_cursor, to_cursor
 from unisono.store.codec import decode_request, encode_request
 from unisono.store.sqlite.connection import Transaction
 

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from unisono.api.field_types import FieldInput, OpenModel, Text, refused
-from unisono.api.responses.server_tools.required_approvals import (
+from unisono.api.responses.server_tools.requested_approvals import (
     ApprovalSpec,
     FilterSpec,
     ToolNames,

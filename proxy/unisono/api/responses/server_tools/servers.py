@@ -15,7 +15,7 @@ from typing import Final
 from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
-from unisono.api.responses.server_tools.required_approvals import combined_approval
+from unisono.api.responses.server_tools.requested_approvals import combined_approval
 from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
 from unisono.api.tools import TOOL_SEARCH, Toolbox

@@ -14,7 +14,7 @@ const MOST_SAID = 300;
 const action = (text, act) => el("button", { type: "button", class: "small quiet", onclick: act }, text);
 
 export class Lane {
-  // `owner` has `settings(lane)`, `changed()`, `fork(lane, turns)`, `showsTokens` and `failed(error, lane)`.
+  // `owner` has `settings(lane)`, `changed()`, `fork(lane, at)`, `showsTokens` and `failed(error, lane)`.
   constructor(name, owner) {
     this.name = name;
     this.owner = owner;

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from unisono.api.field_types import OpenModel, Text, invalid_field
-from unisono.core.tools import Approval, ToolFilter
+from unisono.core.tool_approvals import Approval, ToolFilter
 
 MAX_NAMES = 1024
 ToolNames = Annotated[list[Text], Field(max_length=MAX_NAMES)]
