@@ -376,7 +376,8 @@ import unisono.app
 import unisono.cli.serve
 took = time.perf_counter() - began
 imported = list(seen)
-first_use = ("redis", "sqlite3", "cryptography", "websockets", "mcp", "difflib", "backports.zstd", "compression.zstd")
+first_use = ("redis", "sqlite3", "cryptography", "websockets", "mcp", "difflib", "backports.zstd", "compression.zstd",
+    "unisono.api.responses.schema", "unisono.api.messages.schema", "fastapi")
 early = [name for name in first_use if name in sys.modules]
 from unisono.config import parse
 model = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://192.0.2.1:8000"}}

@@ -240,6 +240,9 @@ HANDSHAKES: dict[str, tuple[str, str, str]] = {
     "too long a header": ("/echo", f"x-long: {'y' * 10_000}\r\n", "431"),
     "invalid key": ("/echo", "sec-websocket-key: other\r\n", "400"),
     "wrong upgrade header": ("/echo", "upgrade: other\r\n", "404"),
+    "body": ("/echo", "content-length: 5\r\n", "400"),
+    "chunked body": ("/echo", "transfer-encoding: chunked\r\n", "400"),
+    "empty body": ("/echo", "content-length: 0\r\n", "101"),
 }
 
 

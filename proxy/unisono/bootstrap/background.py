@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from unisono.api.responses.background.takeover import LapsedSearch
+from unisono.api.responses.background.lapsed_search import LapsedSearch
 from unisono.core.state_store import BackgroundRun, Store
 
 if TYPE_CHECKING:

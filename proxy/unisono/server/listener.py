@@ -292,6 +292,11 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self._refuse(self._too_many_connections())
         elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1":
             self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
+        elif any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            self._refuse(MalformedRequest("A WebSocket request must not have a body; omit `Content-Length`."))
         else:
             self._delivery.rest()
             self.ws_protocol_class = partial(  # type: ignore[assignment]

@@ -15,7 +15,7 @@ REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
         StoreConflict,
         "this process no longer holds the lease: another process took it over, or the response was cancelled",
     ),
-    "busy": (StoreConflict, "another request is writing to this conversation or response; try again later"),
+    "busy": (StoreConflict, "another response is in progress for this conversation; try again when it has ended"),
     "changed": (StoreConflict, "the conversation was changed by another request; read it again and retry"),
     "repeated": (StoreConflict, "the conversation already has an item with this id"),
     "gap": (StoreConflict, "the stored log ends before the position of this write"),

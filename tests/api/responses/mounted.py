@@ -13,8 +13,8 @@ from tests.api.asgi import Exchange, by_name, mount
 from tests.api.responses.all_routes import RESPONSES_ROUTES
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import register
+from unisono.api.responses.background.lapsed_search import LapsedSearch
 from unisono.api.responses.background.runner import BackgroundRunner
-from unisono.api.responses.background.takeover import LapsedSearch
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.app import build

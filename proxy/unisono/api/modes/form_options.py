@@ -106,7 +106,7 @@ def _insert(target: Any, path: tuple[str, ...], value: Any, field: str) -> None:
             raise _invalid(field, "is a list of lists or objects; send it as JSON")
         inner = target.setdefault(key, empty)
         if type(inner) is not type(empty):
-            raise _invalid(field, "is sent both as a list and as an object; use one form")
+            raise _invalid(field, "is sent in two different forms, such as a value and a list; use one form")
         _insert(inner, tuple(rest), value, field)
     elif key == "":
         target.append(value)

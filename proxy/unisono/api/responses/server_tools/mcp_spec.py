@@ -137,7 +137,8 @@ def _decrypted_tool(tool: Any, seals: ItemSealing, tenant: str) -> Any:
     opened = seals.open(tenant, str(tool[SEALED]))
     if not opened or not isinstance(opened[0], UserMessage):
         raise StoreUnreadable(
-            "The MCP server secrets in the stored request cannot be decrypted: this gateway has a different key."
+            "The MCP server secrets in the stored request cannot be decrypted: they are damaged, or this gateway has a "
+            "different key."
         )
     rest = {name: value for name, value in tool.items() if name != SEALED}
     return rest | orjson.loads(opened[0].text)
