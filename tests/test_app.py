@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "duplicate deployment id": (
         [entry("gpt-oss", "vllm/a", model_info={"id": "x"}), entry("gpt-oss", "vllm/b", model_info={"id": "x"})],
-        "model_list[1].model_info.id: the name `x` is already used by another entry; set a different id",
+        "model_list[1].model_info.id: the id `x` is already used by another entry; set a different id",
     ),
     "missing api_base": (
         [entry("gpt-oss", "vllm/a", None)],

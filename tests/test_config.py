@@ -488,8 +488,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "vision model that reads text only": (
         {"model_list": [entry("a"), entry("b", unisono={"media": "describe", "media_model": "a"})]},
-        "model_list[1].unisono.media_model: `a` cannot describe images; use a pass-through chat model without "
-        "`*` in its name",
+        "model_list[1].unisono.media_model: `a` cannot be used here; name a pass-through chat model that can read "
+        "images and has no `*` in its name",
     ),
     "different reasoning fields in one group": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},

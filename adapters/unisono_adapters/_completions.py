@@ -1,6 +1,6 @@
 """Requests to `/v1/completions`, and conversion of the streams to chunks.
 
-vLLM, SGLang and mlx-lm implement this API of OpenAI. A stream is complete when it has sent both a finish reason and
+vLLM, SGLang and mlx-lm implement this OpenAI API. A stream is complete when it has sent both a finish reason and
 `[DONE]`.
 """
 

@@ -1,7 +1,7 @@
 """Conversion of a backend's event stream to chunks, with at most one chunk per network read.
 
-All kinds of backends use this module; their `Fold` knows the format of the events. A stream must contain a finish
-reason. If a stream ends without one, the request fails, because the backend may have crashed.
+The adapters of all backend kinds use this module. Each adapter passes a `Fold`, which knows the format of the events.
+If a stream ends without a finish reason, the request fails, because the backend may have crashed.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ async def score_forced(generate: Generate, job: ScoreJob) -> list[TokenScore | N
 
 
 def parts_of(targets: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the targets in parts of at most `FORCED_TOKENS` tokens.
+    """Yield the tokens to score, `targets`, in slices of at most `FORCED_TOKENS` tokens.
 
-    Every stop token is in a part of its own.
+    Each stop token is a slice of its own.
     """
     begin = 0
     for at, token in enumerate(targets):

@@ -306,9 +306,9 @@ class _DocumentFold:
 
 
 def _tokens_in(document: dict[str, Any]) -> list[Token] | None:
-    """Return the tokens in a document, or None if it reports no tokens.
+    """Return the tokens in a parsed answer of the backend; None if it reports no tokens.
 
-    Raises BackendProtocolError if an id is invalid.
+    Raises BackendProtocolError if a token id is invalid.
     """
     logprobs = document["choices"][0].get("logprobs")
     each = logprobs.get("content") if isinstance(logprobs, dict) else None

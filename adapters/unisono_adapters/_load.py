@@ -45,7 +45,7 @@ class Sample:
 
 
 def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
-    """Return the samples of these metric names on a page, by name.
+    """Return the samples of these metric names on a page, keyed by metric name.
 
     At most `MAX_SAMPLES` samples are returned; the rest of the page is ignored. Lines longer than
     `MAX_LINE_BYTES` are skipped.

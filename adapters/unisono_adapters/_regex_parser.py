@@ -268,7 +268,7 @@ class _Parser:
     def _class_character(self) -> str | _Characters:
         ahead = self._rest()
         if not ahead or ahead.startswith(_CLASS_OPERATORS):
-            raise UntranslatableRegex("an unclosed class, or a set operation on classes")
+            raise UntranslatableRegex("an unclosed character class, or a set operation in a character class")
         if ahead[0] == "\\":
             return self._escape()
         self._at += 1

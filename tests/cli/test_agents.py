@@ -212,7 +212,7 @@ async def test_no_answer_is_a_clear_error() -> None:
         for url in (server.url, "http://127.0.0.1:9"):
             code, _, errors = await run("config", "codex", "--url", url)
             assert code == 1
-            assert f"no gateway answers at {url}; start it with `unisono serve`, or give --url" in errors
+            assert f"no gateway answers at {url}; start one with `unisono serve`, or pass its URL with --url" in errors
 
 
 BAD_OPTIONS = {

@@ -118,7 +118,9 @@ def test_a_route_at_the_end_of_an_address_is_ignored_with_a_warning(given: str) 
 
 @pytest.mark.parametrize("url", ["postgres://h/db", "postgresql://h/db", "mysql://h/db", "redis+magic://h"])
 def test_an_unsupported_store_is_refused_and_the_supported_ones_are_named(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not a supported store; use one of sqlite:///path, memory://, redis://"):
+    with pytest.raises(
+        ConfigError, match=r"is not a supported URL scheme; use one of sqlite:///path, memory://, redis://"
+    ):
         open_store(url)
 
 

@@ -375,7 +375,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "public address without a key": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]",
         ["--host", "0.0.0.0"],
-        "Error: general_settings.master_key: not set, so everyone who can reach 0.0.0.0 could use your models. Set a "
+        "Error: general_settings.master_key: not set, so anyone who can reach 0.0.0.0 could use your models. Set a "
         "key (`master_key: os.environ/UNISONO_MASTER_KEY`), or listen on 127.0.0.1\n",
     ),
     "address of another machine": (
@@ -391,7 +391,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "unknown store scheme": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
         [],
-        "Error: store.url: `postgres` is not a supported store; use one of sqlite:///path",
+        "Error: store.url: `postgres` is not a supported URL scheme; use one of sqlite:///path",
     ),
     "unknown backend kind": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",

@@ -238,7 +238,7 @@ def _lines() -> Iterator[str]:
     yield "# Capabilities by backend kind"
     yield ""
     yield "Use this table to choose a kind of backend, or to find out why a feature works differently on two backends."
-    yield "Each column is a backend kind, as in `litellm_params.model`. `unisono check` tests your own servers."
+    yield "Each column is a backend kind: the prefix in `litellm_params.model`. `unisono check` tests your own servers."
     yield ""
     yield "`python -m tests.docs.capabilities` generates this page from `tests/docs/capabilities.py`. Edit the"
     yield "source, not the page."

@@ -66,7 +66,7 @@ def _word(item: R | P | F | C) -> str:
         case F(text):
             return f"the answer `{text}`"
         case C(name, arguments):
-            return f"a call of `{name}` with `{arguments}`"
+            return f"a call to `{name}` with `{arguments}`"
 
 
 # Cases that illustrate their rule better than shorter ones.
@@ -173,7 +173,7 @@ def _server_tool_talks() -> Mapping[str, Talk]:
 
 # Conditions of the examples with server tools.
 SERVER_TOOL_CONDITIONS: Mapping[str, str] = {
-    "approval-void": "The request approves a call of a tool that no longer exists.",
+    "approval-void": "The request approves a call to a tool that no longer exists.",
     "call-limit": "The request allows one call.",
     "call-not-repeated": "The connection to the server is lost during the call.",
     "late-call": "The request allows no calls.",

@@ -248,7 +248,7 @@ UNSEEN: Final[Mapping[str, list[Unseen]]] = {
     "responses": [
         Unseen(r"context_management", _COMPACTION),
         Unseen(r"(conversation|previous_response_id)", "in effect; an unknown id is an error"),
-        Unseen(r"max_tool_calls", "in effect: limits the calls of server tools", (7,)),
+        Unseen(r"max_tool_calls", "in effect: limits the calls to server tools", (7,)),
         Unseen(r"metadata", "in effect: stored with the response"),
         Unseen(r"parallel_tool_calls", _PARALLEL),
         Unseen(r"prompt_cache_key", _STICKY),

@@ -121,7 +121,7 @@ def _config(settings: dict[str, object], layout: str) -> dict[str, object]:
     rope = own.pop("rope_parameters")
     layers = own["num_hidden_layers"]
     if not isinstance(rope, dict) or not isinstance(layers, int):
-        raise TypeError("the config in the packed demo model is damaged; install unisono again")
+        raise TypeError("the config in the bundled demo model is damaged; reinstall unisono")
     config: dict[str, object] = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",

@@ -137,7 +137,7 @@ class _Engine:
     def _guide(self, loaded: _Loaded, number: int, command: GenerateCommand) -> None:
         """Compile the grammar of a constrained request, then submit the request.
 
-        The request is not submitted if it was cancelled meanwhile.
+        The request is not submitted if it was cancelled in the meantime.
         """
         assert command.constraint is not None, "a request without a constraint"
         place = (number, command.id)
@@ -215,7 +215,7 @@ def _find(model: str) -> Path:
         try:
             return expand(default_folder())
         except (DemoError, OSError) as error:
-            raise ModelUnusable(f"the demo model cannot be expanded: {error}") from error
+            raise ModelUnusable(f"the demo model cannot be unpacked: {error}") from error
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

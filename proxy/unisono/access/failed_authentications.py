@@ -76,7 +76,7 @@ class FailedAuthentications:
         if not self._most or failures < self._most or left <= 0 or hash((client, key)) in self._accepted:
             return
         raise TooManyFailures(
-            "This address has sent too many invalid API keys; send a valid key after the time in `Retry-After`.",
+            "This address has sent too many invalid API keys; wait as `Retry-After` says, and then send a valid key.",
             retry_after_s=left,
         )
 

@@ -71,7 +71,7 @@ class OutageLimits:
         self._count(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
-        """Replace the tokens that `claim` reserved by `tokens`, its actual usage.
+        """Replace the tokens that `claim` reserved with `tokens`, its actual usage.
 
         An unknown claim is ignored.
         """

@@ -151,9 +151,10 @@ def _price(entry: ModelEntry) -> Price:
 
 
 def _unit_prices(entry: ModelEntry, listed: Mapping[str, Any]) -> dict[str, int]:
-    """Return the prices of the units of an entry's mode, in micro-USD per million units.
+    """Return the prices of the units by which the `mode` of an entry is billed.
 
-    The price of a unit is that of the first source that has one: `litellm_params`, `model_info`, LiteLLM's list.
+    Prices are in micro-USD per million units. For each unit, the first price applies that is found in `litellm_params`,
+    in `model_info` or in LiteLLM's price list, in this order.
     """
     prices: dict[str, int] = {}
     sources = (entry.litellm_params.get_price, entry.model_info.get_price, listed.get)

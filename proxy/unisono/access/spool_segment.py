@@ -119,8 +119,8 @@ class SpoolSegment:
     def write(self, data: bytes, max_bytes: int) -> None:
         """Append `data` and sync it to disk.
 
-        Raises OSError if the segment would exceed `max_bytes`, or if the data cannot be written. Data that was written
-        partially is removed.
+        Raises OSError if the segment would exceed `max_bytes`, or if the data cannot be written. Partially written data
+        is removed.
         """
         if self.size + len(data) > max_bytes:
             raise OSError("the usage spool would exceed `store.spool_max_bytes`")

@@ -93,7 +93,7 @@ class UsageSpool:
                 await self._run(self._seal)
 
     async def release(self) -> None:
-        """Unlock all segments, so that another process or a later replay can adopt them."""
+        """Unlock all segments, so that another process, or `replay` later, can lock them again."""
         async with self._write_lock:
             await self._run(self._release)
 

@@ -1,6 +1,6 @@
 """Rules for alerts about budgets, backends and the store.
 
-Events, and the fields of budgets, have the same names as in LiteLLM's webhook.
+Event names, and the fields of budget alerts, are the same as in LiteLLM's webhook.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BudgetAlerts:
         return True
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
-        """Do nothing, because the earlier change of the budget has caused the alert."""
+        """Do nothing: the alert was sent when the spend reached the limit of the budget."""
 
 
 def budget_alert(budget: BudgetState, threshold: float) -> Alert:

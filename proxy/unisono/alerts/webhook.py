@@ -41,7 +41,10 @@ log = logging.getLogger("unisono.alerts")
 
 @dataclass(frozen=True, slots=True)
 class WebhookOptions:
-    """Address and limits of a webhook. Equal alerts are sent at most once in `repeat_s` seconds."""
+    """Address and limits of a webhook.
+
+    Identical alerts are sent at most once every `repeat_s` seconds.
+    """
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -52,7 +55,7 @@ class WebhookOptions:
 
 
 class AlertWebhook:
-    """Alert receiver that posts each alert to the webhook.
+    """Sender that posts each alert to the webhook.
 
     `count` is called with an outcome (`sent`, `failed` or `dropped`) and the number of alerts with this outcome.
     """

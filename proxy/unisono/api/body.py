@@ -92,8 +92,8 @@ class DirectRequest(Request):
 async def read_json(request: Request) -> dict[str, Any]:
     """Return the body as a JSON object.
 
-    Raises InvalidRequest for an invalid body, the error of `unread_body` if the client disconnects first, and the
-    errors of the layer `BodyLimits`.
+    Raises InvalidRequest for an invalid body, and the error that `unread_body` returns if the client disconnects before
+    the body is read. The middleware `BodyLimits` can raise further errors.
     """
     try:
         body = await request.body()

@@ -56,7 +56,7 @@ class DamagedData(ValueError):
 
 
 class Member(Protocol):
-    """Decompressor of one gzip member or zstd frame. `decompress` raises DamagedData."""
+    """Decompressor for one gzip member or zstd frame. `decompress` raises DamagedData."""
 
     @property
     def eof(self) -> bool: ...
@@ -68,7 +68,7 @@ class Member(Protocol):
 
 
 class GzipMember:
-    """Decompressor of one gzip member."""
+    """Decompressor for one gzip member."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(_GZIP)
@@ -90,7 +90,7 @@ class GzipMember:
 
 
 class ZstdFrame:
-    """Decompressor of one zstd frame. The first decompressor imports the zstd library."""
+    """Decompressor for one zstd frame. The first decompressor imports the zstd library."""
 
     def __init__(self) -> None:
         # Backport of the standard library's module, for Python 3.13 and earlier.
@@ -116,12 +116,12 @@ class ZstdFrame:
             raise DamagedData(str(error)) from error
 
 
-# Supported content codings, each with the function that creates the decompressor of one member.
+# Supported content codings, each with the function that creates the decompressor for one member.
 CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": ZstdFrame}
 
 
 class Unpacking:
-    """Decompressor of one body with the content coding `coding`, to at most `max_bytes` bytes."""
+    """Decompressor for one body with the content coding `coding`, to at most `max_bytes` bytes."""
 
     # Rules.
     # - `feed` adds packed bytes. The caller then calls `piece` until the result is empty.

@@ -29,7 +29,7 @@ PathId = Annotated[str, Path(json_schema_extra={"minLength": 1})]
 
 
 def provided(kind: type[Kind]) -> Any:
-    """Return a FastAPI dependency that finds the object of class `kind` passed to `provide`."""
+    """Return a FastAPI dependency that finds the `kind` object that `provide` has registered."""
 
     async def find(request: Request) -> Kind:
         return dependency(request, kind)

@@ -86,7 +86,7 @@ def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
 def allowed(server: ToolServer, builtin: str) -> ToolServer:
     """Return the server with the label and the approval rules of a builtin tool.
 
-    Calls of the tool need no approval, unless the operator requires approval for this server.
+    Calls to the tool need no approval, unless the operator requires approval for this server.
     """
     approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
     return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)

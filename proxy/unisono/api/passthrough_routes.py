@@ -1,4 +1,4 @@
-"""Pass-through requests on all API surfaces: body and answer are forwarded unchanged.
+"""Pass-through requests on all API surfaces: bodies and answers are forwarded unchanged.
 
 Only the fields `model`, which selects the backend, and `stream` are validated. Usage is read from the answer while the
 answer is forwarded.

@@ -89,7 +89,7 @@ def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) 
 
 
 def sampling_in(fields: SamplingFields) -> dict[str, Any]:
-    """Return the sampling values that a request sets to a value other than null."""
+    """Return the values of the sampling fields that are present in a request and not null."""
     sent = _SAMPLING_FIELDS & fields.__pydantic_fields_set__
     values = {name: value for name in sent if (value := getattr(fields, name)) is not None}
     if "top_k" in values:

@@ -34,7 +34,7 @@ MAX_LISTED: Final = 200
 DEFAULT_RANGE_S: Final = 3600.0
 # Fields of the counts that are sums over the requests of an interval.
 COUNTED: Final = ("requests", "errors", "recovered", "input_tokens", "cached_tokens", "output_tokens")
-# Percentiles of durations in the counts, by name.
+# Percentiles of durations in the counts, keyed by name.
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -198,7 +198,7 @@ async def get_request(source: Source, actor: CurrentActor, id: PathId) -> Respon
     """Retrieve the record of a request."""
     record = await source.store.request(id)
     if record is None or not _may_see(actor, record):
-        raise NotFound("The request does not exist: its record may have expired, or belongs to another key.")
+        raise NotFound("The request does not exist: its record may have expired, or may belong to another key.")
     return to_whole(to_facts(record))
 
 

@@ -171,7 +171,7 @@ def _text(grammar: TextGrammar, at: str) -> AnswerForm:
 
 
 _CONVERTERS: Final[Mapping[str, Converter]] = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
-# Kind of form that each field requires, by name.
+# Kind of form that each field requires, keyed by the field's name.
 _FIELD_KINDS: Final[Mapping[str, str]] = {
     "guided_json": "json",
     "guided_regex": "regex",

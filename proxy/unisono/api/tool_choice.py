@@ -114,7 +114,7 @@ def to_function_choice(value: Any) -> ToolChoice | None:
 
 def _mode(value: Any) -> ChoiceMode:
     if not isinstance(value, str) or value not in WORDS:
-        raise invalid_field(f"must be one of {', '.join(WORDS)}, or name a tool")
+        raise invalid_field(f"must be one of {', '.join(WORDS)}, or an object that names a tool")
     return WORDS[value]
 
 

@@ -71,7 +71,7 @@ class SearchSpec(OpenModel):
 
     @property
     def function(self) -> FunctionSpec:
-        """Function that the model calls to search."""
+        """Declaration of the function that the model calls to search for tools."""
         description = self.description or "Search for more tools. Tools that are found can be called afterwards."
         return FunctionSpec(name=TOOL_SEARCH, description=description, parameters=self.parameters or SEARCH_PARAMETERS)
 
@@ -192,7 +192,8 @@ class _Collected:
     def add(self, tool: FunctionTool, form: CallForm, path: str) -> None:
         if len(tool.name) > MAX_NAME or not _is_name(tool.name):
             raise InvalidRequest(
-                f"'{path}.name': the name with its namespace must have 1 to {MAX_NAME} characters of A-Z a-z 0-9 . _ -",
+                f"'{path}.name': the name, including its namespace, must consist of 1 to {MAX_NAME} characters from "
+                "A-Z a-z 0-9 . _ -",
                 param=f"{path}.name",
             )
         if tool.name in self._names:
@@ -276,8 +277,9 @@ def _to_enforceable_tool(
 ) -> FunctionTool:
     """Convert one tool.
 
-    Raises InvalidRequest for a strict schema that cannot be enforced. If clients send the tools again with every later
-    request, does not raise; the tool is then not strict, and a note reports this.
+    Raises InvalidRequest for a strict schema that cannot be enforced. If `found.are_sent_again` is True, the function
+    does not raise for such a schema, because every later request of the client would fail. Instead, the tool is not
+    strict, and a note reports this.
     """
     at = f"{declared.at}.{declared.schema_field}"
     try:

@@ -68,7 +68,7 @@ _PLAIN: Final = frozenset({NoneType, str, int, float, bool})
 def refuse_forms(request: OpenModel, remedy: str) -> None:
     """Raise UnsupportedValue if a field of Chat Completions requires a form of the answer.
 
-    A note would not suffice, because the client would parse the answer as if it had the required form.
+    A note would not be enough, because the client would parse the answer as if it had the required form.
     """
     fields = request.model_extra or {}
     for name in FORM_FIELDS & fields.keys():

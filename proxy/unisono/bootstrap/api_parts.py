@@ -82,7 +82,7 @@ def current_date(settings: GatewaySettings) -> str:
 
 
 def build_failures(config: Config) -> FailedAuthentications | None:
-    """Return the limit for requests with invalid keys, or None if there is no limit."""
+    """Return the limiter for requests with invalid keys, or None if there is no limit."""
     settings = config.unisono.failed_authentication
     if not settings.max_per_minute:
         return None

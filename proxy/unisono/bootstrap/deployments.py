@@ -107,9 +107,9 @@ class Factories:
 
 
 def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
-    """Return the settings for litellm in addition to the address.
+    """Return the settings for litellm, except for the address.
 
-    Empty if litellm does not serve the entry.
+    The settings are empty if the entry is not served through litellm.
     """
     if not entry.by_litellm:
         return {}
@@ -293,7 +293,7 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
         name = entry.model_info.id or f"{kind}-{counts[kind]}"
         if name in names:
             raise ConfigError(
-                f"model_list[{index}].model_info.id: the name `{name}` is already used by another entry; set a "
+                f"model_list[{index}].model_info.id: the id `{name}` is already used by another entry; set a "
                 "different id"
             )
         names.append(name)

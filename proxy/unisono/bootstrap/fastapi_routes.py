@@ -53,8 +53,8 @@ def build_tokenizer(catalogue: ModelRegistry, pool: RoutingPool, chat: ChatRoute
         model = allowed_model(catalogue, name, caller)
         if not any(entry.harmony for entry in model.entries):
             raise UnsupportedValue(
-                f"'model': the gateway has no vocabulary for `{name[:64]}`; send the request to the server of this "
-                "model.",
+                f"'model': the gateway has no tokenizer for `{name[:64]}`; send the request directly to the "
+                "backend of this model.",
                 param="model",
             )
         return pool.context(model.name)

@@ -62,7 +62,7 @@ class FidelityWatch(Observer):
 def to_live_sample(done: GenerationDone) -> LiveSample | None:
     """Return an answer for comparison, or None if it cannot be compared.
 
-    One step must have generated the whole answer, and its tokens must be known exactly.
+    A single backend request must have generated the whole answer, and the exact tokens must be known.
     """
     if done.outcome is not GenerationOutcome.COMPLETED or len(done.steps) != 1 or done.start.resumed:
         return None

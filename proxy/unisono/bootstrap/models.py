@@ -44,7 +44,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 
 
 def rules_by_model(catalogue: ModelRegistry) -> dict[str, ModelRules]:
-    """Return the rules of all models, by name.
+    """Return the rules of all models, keyed by model name.
 
     Raises ConfigError if a default for requests is invalid.
     """

@@ -365,7 +365,7 @@ def kinds_of(config: Config) -> dict[str, str]:
 
 
 class _Timed:
-    """Wrapper of a store that reports the duration and the error of each operation."""
+    """Wrapper around a store that reports the duration and the error of each operation."""
 
     def __init__(self, store: Store, report: Callable[[str, float, str], None]) -> None:
         self._store = store

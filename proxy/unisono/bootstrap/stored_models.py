@@ -79,7 +79,7 @@ class StoredModels:
 
     @property
     def drained(self) -> frozenset[str]:
-        """Names of all drained deployments, including those in the configuration file."""
+        """Names of all drained deployments: stored ones, and those of the configuration file."""
         return frozenset(id for id, entry in self.sources.items() if entry.is_blocked)
 
     def is_served(self, name: str) -> bool:

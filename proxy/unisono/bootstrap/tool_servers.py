@@ -34,7 +34,7 @@ log = logging.getLogger("unisono.tools")
 class LeftOutTools:
     """Logger of tools that a server lists but the gateway does not offer to the model.
 
-    The same list of a server is logged only once.
+    The tools left out of a server's list are logged again only if they have changed.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class ServerToolSetup:
 
 
 class NoTools(ToolHost):
-    """Client for a gateway without tool servers, which refuses every call."""
+    """Tool host of a gateway without tool servers. This host refuses every call."""
 
     async def start(self) -> None:
         """Do nothing."""

@@ -100,7 +100,7 @@ def _list_models(origin: str, key_env: str) -> list[Any]:
         raise GatewayUnreachable(f"{_shown(origin)}/v1/models answers with status {error.code}; check --url") from error
     except (URLError, OSError, HTTPException) as error:
         raise GatewayUnreachable(
-            f"no gateway answers at {_shown(origin)}; start it with `unisono serve`, or give --url"
+            f"no gateway answers at {_shown(origin)}; start one with `unisono serve`, or pass its URL with --url"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise GatewayUnreachable(

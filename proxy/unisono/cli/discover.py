@@ -84,7 +84,7 @@ async def identified(addresses: Sequence[str]) -> dict[str, str]:
 
 
 # Any program may listen on a well-known port. Each finder therefore first requests a path that identifies the server.
-# The list of models does not suffice, because every OpenAI-compatible server has one.
+# The list of models is not enough, because every OpenAI-compatible server has one.
 async def _vllm(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
         return []
@@ -122,7 +122,7 @@ async def _ollama(session: aiohttp.ClientSession, base: str) -> list[DiscoveredB
 async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     """Find mlx_lm.server by a test request.
 
-    Its list of models does not suffice, because it contains the models on disk instead of the running model.
+    Its list of models is not enough, because it contains the models on disk instead of the running model.
     """
     if (await _get(session, f"{base}/health")).get("status") != "ok":
         return []

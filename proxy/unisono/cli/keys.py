@@ -227,9 +227,11 @@ def import_keys(
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options on the command line, by the name of a field of a key or of its limits.
+    """Return the options that were given on the command line.
 
-    The value None removes a setting. A tag with an empty value removes the tag.
+    The keys are the names of the fields of an API key, and of its limits.
+
+    The value None removes a setting from the API key. A tag name with an empty value removes the tag of that name.
     """
     # An option that was not given has no `OptionValue`. This distinguishes it from an option that removes a setting.
     values = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}

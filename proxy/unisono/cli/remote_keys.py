@@ -25,7 +25,7 @@ TIMEOUT_S: Final = 30.0
 PAGE_SIZE: Final = 100
 # Maximum number of keys in one import request.
 IMPORT_SIZE: Final = 100
-# Fields of the API for limits, by name of the option.
+# Fields of the API for limits, keyed by the name of the option.
 LIMIT_FIELDS: Final = {
     "rpm": "rpm_limit",
     "tpm": "tpm_limit",

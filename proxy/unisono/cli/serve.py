@@ -164,7 +164,7 @@ def refuse_to_be_open(config: Config, host: str) -> None:
         logging.getLogger("unisono.config").warning(fault)
     if config.general_settings.master_key is None and not is_loopback(host):
         raise ConfigError(
-            f"general_settings.master_key: not set, so everyone who can reach {host} could use your models. Set a "
+            f"general_settings.master_key: not set, so anyone who can reach {host} could use your models. Set a "
             f"key (`master_key: os.environ/{MASTER_KEY_VARIABLE}`), or listen on 127.0.0.1"
         )
 

@@ -1,7 +1,8 @@
-"""Terminal view of a recording: text, special tokens as chips, colours, marked repairs.
+"""Terminal view of a recording: coloured text with chips for special tokens.
 
-Colours identify channels. The output contains colours, which the caller can remove. Without colours, a chip is the name
-of the special token, such as <|end|>. Ordinary text with this spelling is preceded by a backslash.
+Marks show where the gateway repaired the output of the model. Colours identify channels. The caller can remove the
+colours. A chip then shows the name of the special token, such as <|end|>. Ordinary text with this spelling is preceded
+by a backslash.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Values of the credentials in a file, by name.
+    """Values of the credentials in a file, keyed by name.
 
     If an entry names an unknown credential, an error is added to `references.errors`.
     """

@@ -57,7 +57,7 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """Models of a configuration, by name.
+    """Models of a configuration, keyed by name.
 
     Raises ConfigError for an unknown name, or for entries that contradict each other.
     """
@@ -119,8 +119,8 @@ class ModelRegistry:
         model = self._groups[self.resolve_alias(name, f"{path}.media_model")]
         if _kinds(model) != {False} or "*" in model.name or model.mode is not ModelMode.CHAT:
             raise ConfigError(
-                f"{path}.media_model: `{name}` cannot describe images; use a pass-through chat model without `*` in "
-                "its name"
+                f"{path}.media_model: `{name}` cannot be used here; name a pass-through chat model that can read "
+                "images and has no `*` in its name"
             )
 
     def resolve(self, requested: str | None) -> ServedModel:

@@ -76,7 +76,7 @@ FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
 """Fallback models in LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
 The key `*` means every model that has no list of its own."""
 
-# The names are those of LiteLLM, except for `prefix-aware` and `quality-aware`.
+# The names are LiteLLM's names, except for `prefix-aware` and `quality-aware`.
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle", "quality-aware")
 
 

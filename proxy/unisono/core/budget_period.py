@@ -49,7 +49,7 @@ class Period:
         return _midnight(first, zone), _midnight(following, zone)
 
     def _days(self, today: date, since: float, zone: tzinfo) -> tuple[date, date]:
-        """Return the first day of the period that contains `today`, and of the next period."""
+        """Return the first days of the period that contains `today` and of the period after it."""
         days = 1 if self.kind == "day" else self.seconds // DAY_S
         if self.kind == "month" or days == DAYS_OF_MONTH:
             first = today.replace(day=1)

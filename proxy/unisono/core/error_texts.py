@@ -91,5 +91,5 @@ def incomplete(timeouts: Timeouts) -> str:
     # `timeout` limits the whole answer, including the time in the queue and earlier attempts.
     return (
         f"the answer was not complete within its time limit, of which {seconds(timeouts.total_s)} were left for this "
-        "attempt; if it needs more time, raise `timeout` of the model"
+        "attempt; if it needs more time, raise the model's `timeout`"
     )

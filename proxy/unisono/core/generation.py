@@ -61,7 +61,7 @@ class Capabilities:
     stop_visible: bool
     context: int | None = None
     logit_bias: bool = False
-    # Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS and TEXT_KINDS.
+    # Names of the supported kinds of `Constraint`: a subset of CONSTRAINT_KINDS and TEXT_KINDS.
     constrain: frozenset[str] = frozenset()
     # True if the backend can continue a message that another backend began.
     prefill: bool = True

@@ -77,7 +77,7 @@ def levels(text: str) -> int:
 
 
 def leaf_tokens(text: str) -> Iterator[str]:
-    """Yield every name, string, number and constant of JSON as written."""
+    """Yield every name, string, number and constant in a JSON text, spelled as in the text."""
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "name":
             yield token[0].rstrip(": \t\n\r")

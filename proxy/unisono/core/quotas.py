@@ -109,7 +109,7 @@ class QuotaKind(StrEnum):
     PARALLEL = "parallel"
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - a budget
     MONEY_BUDGET = "money_budget"
-    # The unspent budget would suffice for the request, but running requests have reserved it.
+    # The unspent budget would be enough for the request, but running requests have reserved it.
     BUDGET_RESERVED = "budget_reserved"
 
 
@@ -195,7 +195,10 @@ class QuotaStatus:
 
 
 def budgets_of(claim: QuotaReservation, spent: int) -> tuple[BudgetState, ...]:
-    """Return the state of the money budget or soft budget of a claim; empty if it has neither."""
+    """Return the state of the claim's money budget and soft budget; empty if it has neither.
+
+    `spent` is the spend of the account in the current budget period, in micro-USD.
+    """
     limits = claim.limits
     if not limits.is_spend_known:
         return ()

@@ -1,7 +1,7 @@
 """Recovery rules: the stable name of each rule and a sentence that explains it.
 
-`unisono trace`, the documentation and other explanations use this table. Rule names appear in headers, metrics and
-notes, so they do not change.
+`unisono trace` and the documentation take their explanations from this table. Rule names appear in headers, metrics
+and notes, so they must not be changed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "embedded-call": "A tool call began inside a preamble; the preamble was closed and the call was read.",
     "empty-channel": "A channel marker had no channel; the message was read as visible text.",
     "endoftext-stop": "The end-of-text token ended a message; it completes text but never a call.",
-    "foreign-role": "The role of a message was not assistant. If the role is a declared tool and the message ends as a "
-    "call, the message was read as a call to that tool. A message in the name of the system, a developer, a user or a "
-    "tool was dropped. Other text was emitted.",
+    "foreign-role": "The role of a message was not assistant. If the role was the name of a declared tool and the "
+    "message ended like a call, it was read as a call to that tool. Otherwise, a message with the role of the system, "
+    "a developer, a user or a tool was dropped. Any other message was emitted.",
     "free-text-between": "Text between two messages was dropped.",
     "glued-role": "The role was joined to the next word of the header; both were read.",
     "header-order": "The content type preceded the recipient; both were read.",
@@ -93,8 +93,8 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "call-not-repeated": "It is unknown whether a server tool call was carried out; the call was not repeated.",
     "late-call": "The model called a server tool when no more calls were possible; the call was neither made nor "
     "emitted.",
-    "repeated-call": "A server tool was called repeatedly with the same arguments. The call was not made again, and "
-    "the model was informed.",
+    "repeated-call": "The model called a server tool again and again with the same arguments. The gateway did not run "
+    "the call again, and informed the model.",
     "tool-deadline": "The time limit for server tools expired, and the model was informed.",
     "tool-left-out": "A server tool was unavailable or could not be declared to the model; the request continued "
     "without it.",

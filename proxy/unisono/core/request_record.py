@@ -35,7 +35,7 @@ def outcome_of(error: BaseException | None, *, has_finished: bool) -> tuple[Gene
 
 
 def error_of_request(code: str, generations: Iterable[GenerationDone]) -> str:
-    """Return the error code of a request: `code`, or the code of the first failed generation."""
+    """Return `code`; if it is empty, return the error code of the first failed generation."""
     # `code` is the code in an error body. A stream that fails later has no error body, so its generation has the code.
     return code or next((done.error for done in generations if done.error), "")
 

@@ -160,9 +160,9 @@ async def _send(stdin: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def _result(output: bytes) -> ExtractedText:
-    """Parse the result.
+    """Parse the output of the extraction process.
 
-    The result is not trusted, because a hostile file may control the process.
+    The output is not trusted, because a hostile file may have taken control of that process.
     """
     try:
         result = json.loads(output)

@@ -117,7 +117,7 @@ class SlotSession:
             failure = BackendTimeout.code
             raise BackendTimeout(
                 f"No backend became free in the {seconds(limit_s or 0.0)} that remained of the answer's time limit; "
-                "try again later. The operator can raise `timeout` of the model."
+                "try again later. The operator can raise the model's `timeout`."
             ) from None
         except UnisonoError as error:
             failure = error.code
@@ -139,8 +139,8 @@ class SlotSession:
         )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(
-                f"The answer was not complete within {seconds(configured.total_s)}; if it needs more time, raise "
-                "`timeout` of the model."
+                f"The answer was not complete within {seconds(configured.total_s)}; if it needs more time, the "
+                "operator can raise the model's `timeout`."
             )
         self._is_used = True
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)

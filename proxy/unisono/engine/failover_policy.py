@@ -187,7 +187,7 @@ def identity_of(request: GenerationRequest) -> str:
 
 
 def _options(request: GenerationRequest) -> Mapping[str, object]:
-    """Return the request's options that differ from the defaults, by name."""
+    """Return the request's options that differ from the defaults, keyed by name."""
     if request.passthrough is not None:
         return {
             name: request.passthrough.body[name]

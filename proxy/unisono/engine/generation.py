@@ -287,7 +287,7 @@ class HarmonyGeneration(BatchStream):
 
 
 def _add_whole(batch: list[Event], events: list[Event]) -> None:
-    """Add a batch to `events`, with one delta per item, just before the item is closed."""
+    """Add a batch to `events`, with one delta per item, placed before its `Closed` event."""
     # One stored object per token until the end of the answer would make garbage collections slower.
     for event in batch:
         if isinstance(event, Delta):

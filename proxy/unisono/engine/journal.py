@@ -72,7 +72,10 @@ class JournalMarker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """A fact that no token expresses, as a JSON object; stored in the journal as a note."""
+    """Note in the journal: a JSON object with a fact that the tokens do not contain.
+
+    An example is a change made by a hook.
+    """
 
     value: Mapping[str, Json]
 
@@ -153,7 +156,7 @@ class JournalWriter:
 
     @property
     def tail(self) -> list[int]:
-        """Return the tail of the current step's prompt: generated and inserted tokens."""
+        """Return the tokens after the current step's first prompt: generated and inserted ones."""
         return [*self._segment.tail, *self.new_tokens]
 
     @property
@@ -210,7 +213,7 @@ def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
 
 
 def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
-    """Return the note whose mark is at position `at`, and the position of the next part."""
+    """Return the note whose mark is at index `at`, and the index at which the next part begins."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
     end = at + 2 + -(-size // BYTES_PER_NUMBER)
     try:

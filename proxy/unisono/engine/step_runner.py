@@ -280,11 +280,12 @@ class CallbackReader:
         self._cap, self._pace = cap, pace
 
     def on_chunk(self, chunk: Chunk) -> bool:
-        """Read the tokens of a chunk and deliver their events; return True if that succeeded.
+        """Read the tokens of a chunk and deliver their events; return True if the chunk is done.
 
-        Otherwise, the chunk must be yielded. Tokens that may take long to read, or that may end the generation, are not
-        read here and stay in the chunk. If tokens were read but their events could not be delivered, these tokens are
-        removed from the chunk, and `pop_events` returns the events.
+        If this returns False, the caller must yield the chunk to the consumer of the generation. There are two cases.
+        If the tokens may take long to read or may end the generation, they are not read and stay in the chunk. If the
+        tokens were read but their events could not be delivered, the tokens are removed from the chunk, and
+        `pop_events` returns the events.
         """
         cap, tokens = self._cap, chunk.tokens
         if cap is None or self._runner.sink is None or chunk.finish is not None or chunk.cached_tokens is not None:

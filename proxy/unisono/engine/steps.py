@@ -301,7 +301,7 @@ class AnswerItems:
             self.context = replace(self.context, results=tuple(results))
 
     def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
-        """Begin the first generation of the next step."""
+        """Record that `step` begins, with its first generation."""
         self.context = self.context.before(step)
         self.start_generation()
 

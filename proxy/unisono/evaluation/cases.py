@@ -36,7 +36,7 @@ class MissingCases(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCall:
-    """Call of a tool with the accepted values of each argument.
+    """Expected call to a tool, with the accepted values of each argument.
 
     An accepted value "" means that the argument may be missing.
     """

@@ -202,7 +202,7 @@ class FidelityMonitor:
     async def _repeat(self, sample: LiveSample) -> LiveSample:
         """Let the shadow answer the prompt, and return the sample with the generated tokens.
 
-        If the shadow cannot answer or the budget does not suffice, the sample is returned without tokens.
+        If the shadow cannot answer or the remaining budget is too small, the sample is returned without tokens.
         """
         live = self._live[sample.deployment]
         if live.known is None or live.known.output is not OutputForm.IDS or not self._pay(len(sample.prompt)):

@@ -50,9 +50,9 @@ class BuiltinNamespace:
 
 
 def namespace_section(name: str, lines: Iterable[str], functions: Iterable[str]) -> str:
-    """Return the section of a namespace below `# Tools`.
+    """Return the section of a namespace; the section belongs below the heading `# Tools`.
 
-    `lines` describe the namespace. The text of each function ends with an empty line.
+    `lines` describe the namespace. The text of each function in `functions` must end with a blank line.
     """
     functions = tuple(functions)
     if not functions:

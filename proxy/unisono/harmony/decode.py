@@ -9,7 +9,7 @@ In text, a marker that the model only quotes looks the same as a real marker. Th
 - A start marker is quoted if no header follows it.
 - A marker inside an open JSON string of a call's arguments is quoted, unless it is a stop marker that ends the output.
 
-If the text after a marker is too short for a decision, the decoder holds the marker and this text until more characters
+If the text after a marker is too short to decide, the decoder holds the marker and this text until more characters
 arrive or the output ends. The length of the held text is limited.
 """
 

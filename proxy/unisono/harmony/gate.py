@@ -80,7 +80,7 @@ class Gate(Protocol):
     def unfit(self) -> bool:
         """True if the last accepted answer does not have the form that the request demands.
 
-        Such an answer is emitted as a refusal.
+        A gate accepts such an answer if no attempt to correct it is left. The answer is then emitted as a refusal.
         """
         ...
 

@@ -105,7 +105,7 @@ class Header:
         # In a header without a recipient, openai-harmony reads a content type as the recipient. So text has none.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
         if self.recipient.kind is RecipientKind.HOSTED:
-            # Calls of builtin tools have the content type `code`, regardless of their content.
+            # Calls to builtin tools have the content type `code`, regardless of their content.
             kind = " code"
         return f"<|channel|>{self.channel}{to}{kind}<|message|>"
 

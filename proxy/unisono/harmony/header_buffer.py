@@ -173,7 +173,7 @@ class HeaderBuffer:
         return not self._output.has_answer and may_be_answer(self.text(), self._declared)
 
     def read_answer(self) -> Header:
-        """Return the text as an answer without its header."""
+        """Return the header of an answer for which the model wrote none; its `body` is the text."""
         body = without_markers(self.text())
         return Header(rules=("missing-start", "missing-channel"), body=body, stray=True)
 
@@ -202,7 +202,11 @@ _cached_text = lru_cache(maxsize=1024)(header_text)
 
 
 def _as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
-    """Return the header with a recipient of kind `HOSTED` if it names an offered builtin tool."""
+    """Return the header, with a recipient of kind `HOSTED` if it is an offered builtin tool.
+
+    `builtins` are the names of the builtin tools that the request offers. `declared` are the names of the functions
+    that the request declares.
+    """
     if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
         return header
     if not recipient.is_corrected:

@@ -1,4 +1,4 @@
-"""Conversion between header tokens and text in which surrogates represent the markers."""
+"""Conversion between header tokens and text, with Unicode surrogates instead of the markers."""
 
 from __future__ import annotations
 

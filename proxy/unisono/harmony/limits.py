@@ -31,8 +31,8 @@ MAX_CHARACTERS = 400_000
 class SchemaBudget:
     """Remaining budget for all tools of one request.
 
-    `json` is a number of bytes of ASCII JSON, `nodes` a number of visited schemas, and `characters` a number of
-    characters of declared text. A schema or text is charged once for each reference to it.
+    `json` is the number of bytes of ASCII JSON, `nodes` the number of visited schemas, and `characters` the number of
+    characters in the rendered declarations. A schema or text is charged once for each reference to it.
     """
 
     json: int = MAX_JSON_BYTES

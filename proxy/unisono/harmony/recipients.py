@@ -39,9 +39,9 @@ _LOOSE = re.compile(
 class RecipientKind(TableKey):
     # Call of a client's function.
     FUNCTION = auto()
-    # Call of a tool that gpt-oss was trained on and the request does not offer. The message becomes reasoning.
+    # Call to a tool that gpt-oss was trained on and the request does not offer. The message becomes reasoning.
     BUILTIN = auto()
-    # Call of a tool that gpt-oss was trained on and the request offers. The gateway runs it as a server tool.
+    # Call to a tool that gpt-oss was trained on and the request offers. The gateway runs it as a server tool.
     HOSTED = auto()
     # No call: the body is text.
     NONE = auto()

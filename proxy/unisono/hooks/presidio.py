@@ -45,7 +45,7 @@ class Presidio(TextGuardrail):
             raise ConfigError(f"entities: must map names of entities to {BLOCK} or {MASK}")
         self._actions = {str(name): str(action) for name, action in entities.items()}
         if self._anonymizer is None and (not self._actions or MASK in self._actions.values()):
-            raise ConfigError("anonymizer: missing; set its address, or give all `entities` the action BLOCK")
+            raise ConfigError("anonymizer: is missing; set its address, or give all `entities` the action BLOCK")
         self._session: aiohttp.ClientSession | None = None
         # Masked texts by original text, the least recently used first.
         self._cache: OrderedDict[str, str] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Check of the addresses of tool servers that requests name."""
+"""Check for the addresses of tool servers that are named in requests."""
 
 from __future__ import annotations
 

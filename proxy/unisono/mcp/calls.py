@@ -64,7 +64,7 @@ UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
 # describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
-# Prefixes of the SDK's messages about a lost answer. The error code does not suffice, because servers also use it for
+# Prefixes of the SDK's messages about a lost answer. The error code is not enough, because servers also use it for
 # their own errors.
 LOST: Final = ("Connection closed", "SSE stream ended")
 
@@ -129,7 +129,7 @@ async def _send_call(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a tool.
+    """Call to a tool.
 
     `until` is the deadline as a time of the event loop. `within` expresses this limit as the end of an error message,
     such as "within 30 s". `answer` is the user's answer to the tool's previous question, or None. With `can_ask`, the

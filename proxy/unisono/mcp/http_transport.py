@@ -1,8 +1,8 @@
-"""HTTP transport to a tool server: dials only checked addresses and bounds every answer.
+"""HTTP transport to a tool server: dials only checked addresses and limits answers.
 
 No exception reaches the SDK, where one failed request would end the connection of all callers. A failure is recorded in
-its exchange, and the SDK receives an answer with an error status. Proxies, cookies and compression are not used.
-Redirects are followed only within one origin, and never for a server that a request named.
+the `Exchange` of the message, and the SDK receives an answer with an error status. Proxies, cookies and
+compression are not used. Redirects are followed only within one origin, and never for a server that a request named.
 """
 
 from __future__ import annotations

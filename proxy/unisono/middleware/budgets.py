@@ -124,7 +124,7 @@ class BudgetGate(Gate):
 
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
-            self.report.unmet = "The rest of the budget of this gateway did not suffice for a longer answer."
+            self.report.unmet = "The remaining budget of this gateway was too small for a longer answer."
         reserved, self._reserved = self._reserved, []
         assert self._quota is not None
         record = self._quota.usage_record(finished.usage)
@@ -137,7 +137,10 @@ class BudgetGate(Gate):
         await asyncio.gather(*settling)
 
     def end(self, error: BaseException | None) -> None:
-        """Record the usage of an answer that ended without `finish`."""
+        """Record the usage of an answer that ended before its last event, such as after an error.
+
+        If `finish` has run, nothing is reserved any more, and this does nothing.
+        """
         reserved, self._reserved = self._reserved, []
         record = self._quota.unfinished_record(error) if self._quota is not None else None
         for budget, claim in reserved:

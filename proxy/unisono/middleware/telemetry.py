@@ -207,7 +207,10 @@ def _channel(item: Item) -> str:
 
 
 class ObservationGate(Gate):
-    """Gate that reports one generation to observers, unless its stream is never iterated."""
+    """Gate that reports the start, progress and end of one generation to the observers.
+
+    If the stream of the generation is closed before its first batch is requested, the gate reports nothing.
+    """
 
     def __init__(self, request: GenerationRequest, began: GenerationStarted, observers: Sequence[Observer]) -> None:
         self._request = request

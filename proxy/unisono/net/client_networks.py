@@ -1,4 +1,4 @@
-"""Networks of the clients that may connect."""
+"""Networks from which clients may connect."""
 
 from __future__ import annotations
 

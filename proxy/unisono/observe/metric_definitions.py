@@ -293,7 +293,7 @@ class Instruments:
         )
 
     def _define_tools(self) -> None:
-        self.tools = self._counter("tool_calls", "Calls of server tools.", "server", "outcome")
+        self.tools = self._counter("tool_calls", "Calls to server tools.", "server", "outcome")
         self.tools_s = self._histogram(
             "tool_call_duration", "Duration of a server tool call.", "server", bounds=WHOLE_S
         )

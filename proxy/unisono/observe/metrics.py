@@ -123,10 +123,11 @@ class Metrics(Observer):
     ) -> None:
         """Set the configured names.
 
-        `backends` are pairs of model name and deployment name. `kinds` are the backend kinds of deployments, by name.
+        `backends` are pairs of model name and deployment name. `servers` are the names of tool servers. `kinds` maps
+        deployment names to backend kinds.
 
-        A model or tool server that is not configured is counted as `other`. Gauges of removed backends are no longer
-        exported.
+        Requests for models and tool servers that are not configured get the label `other`. Gauges of removed backends
+        are no longer exported.
         """
         self._models = frozenset(models)
         self._backends = frozenset(backends)

@@ -1,4 +1,4 @@
-"""Export of spans to an OpenTelemetry collector, from a thread of its own.
+"""Export of spans to an OpenTelemetry collector, in a separate thread.
 
 Queueing spans never blocks. The thread is woken once per batch, because each wake-up delays generation. If the queue is
 full, further spans are dropped and counted. If the collector is unreachable, spans are lost, but requests are not

@@ -1,7 +1,8 @@
-"""Export of the metrics to an OpenTelemetry collector, from a thread of its own.
+"""Export of the metrics to an OpenTelemetry collector, in a separate thread.
 
 The exported values are those of the Prometheus metrics. A metric that OpenTelemetry's conventions for generative AI
-define is exported under its name there. Each worker is an instance of the service and exports its own values.
+define is exported under the name in these conventions. Each worker is an instance of the service
+and exports its own values.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _ns(started_at: float, after_s: float) -> int:
 
 
 def operation_of(began: GenerationStarted) -> str:
-    """Return the name of the operation in the conventions."""
+    """Return the operation name in OpenTelemetry's conventions for generative AI."""
     return OPERATIONS.get(began.surface, "chat")
 
 

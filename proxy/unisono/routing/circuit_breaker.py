@@ -248,7 +248,7 @@ def _blamed(circuit: Circuit, identity: str) -> str | None:
 
 
 def _reopen(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
-    """Open a half-open circuit again, unless one client may still be the cause of all failures."""
+    """Open a half-open circuit again, unless a single client may have caused all failures."""
     blamed = _blamed(circuit, identity)
     if blamed is None:
         return _rested(circuit, now, tolerance, jitter)

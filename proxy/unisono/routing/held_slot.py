@@ -178,7 +178,7 @@ class HeldSlot:
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
         if self._was_switched:
-            # The measured times include the wait for the first deployment, so they are not those of this one.
+            # The measured times include the wait for the first deployment, so they do not describe this deployment.
             self._was_switched = False
             return
         if read_tokens is None and self._knows_cache:

@@ -194,8 +194,8 @@ class GroupFailoverRoute:
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
         """Return the seconds until a failed deployment may be retried; None if no retry is allowed.
 
-        `resumes` means that the answer has begun and would be continued. `pending` means that the failure of the
-        current deployment is not counted yet.
+        `resumes` is True if output was already sent, so that a retry would continue the answer. `pending` is True if
+        the failure of the current deployment is not yet included in the counts of failures, so it is added here.
         """
         assert self._at is not None
         back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)
@@ -314,7 +314,7 @@ class GroupFailoverRoute:
         return wanted
 
     def _same_deployment(self, demand: RouteRequirements) -> HeldSlot | None:
-        """Return a free slot on the same deployment, ahead of its queue, to use its prefix cache."""
+        """Return a free slot on the previous deployment, ahead of its queue; None if none is free."""
         assert self._at is not None
         group, live = self._at
         wanted = group.selection_request(demand, self._request.sticky, 0)

@@ -41,7 +41,7 @@ class RetryBudget:
         return True
 
     def affords(self, now: float) -> bool:
-        """Return whether the balance suffices for a retry, without paying."""
+        """Return whether the balance is sufficient for a retry, without paying."""
         self._grow(now)
         return self._balance >= 1.0
 

@@ -31,7 +31,8 @@ class Waking:
     async def capabilities(self, live: LiveDeployment) -> Capabilities:
         """Return the capabilities of a deployment; wake the deployment first if it is unreachable.
 
-        Raises a BackendError if the probe fails and the deployment cannot be woken, or does not wake up.
+        Raises a BackendError if the probe fails and no attempt to wake the deployment is possible, or if the deployment
+        does not become ready in time after such an attempt.
         """
         try:
             return await live.capabilities()

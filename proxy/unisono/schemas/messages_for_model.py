@@ -1,8 +1,8 @@
-"""Messages about schema violations, worded for a model that corrects its answer.
+"""Messages about schema violations, worded for a model that has to correct its answer.
 
-The engine only uses the fact that there is a violation, not its message. The functions are safe for untrusted texts and
-schemas: work is limited, no expression runs on a backtracking engine, and messages quote at most short parts of an
-answer. The schema must have passed `check`.
+The gateway itself only uses the fact that there is a violation, not the message. The functions are safe for untrusted
+texts and schemas: the work is limited, no regular expression is matched with backtracking, and messages quote only
+short parts of an answer. The schema must have passed `check` of this package.
 """
 
 from __future__ import annotations

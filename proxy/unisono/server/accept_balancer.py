@@ -98,7 +98,7 @@ class Accepting:
             self._pause.cancel()
 
     def set_load(self) -> int:
-        """Publish the number of connections of this process and return it."""
+        """Report the number of this process's connections to the other workers, and return it."""
         count = len(self._connections) + len(self._connecting)
         self._place.loads.set_load(self._place.number, count)
         return count

@@ -45,7 +45,7 @@ class LingeringTransport(Transport):
     """Transport whose `close` lingers if `has_unread_input` returns True.
 
     In this case, `close` sends FIN after the response and discards further input. The connection ends when the client
-    closes it, sends nothing for a while, or exceeds the limit of time or bytes.
+    closes it, sends nothing for a while, or exceeds the time or byte limit.
     """
 
     def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:

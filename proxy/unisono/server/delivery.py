@@ -36,8 +36,8 @@ CHECKS_PER_TIMEOUT: Final = 4
 class Delivery:
     """Write timeout of one connection.
 
-    The timeout applies while writers wait because the buffer is full, and while output is unsent when the connection is
-    closed. A client that reads nothing for `timeout_s` seconds is disconnected.
+    The timeout applies while writers wait because the buffer is full, and while output remains unsent after
+    `close` was called. A client that reads nothing for `timeout_s` seconds is disconnected.
     """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
@@ -139,7 +139,7 @@ class ChunkWriter:
 
 
 def chunk_writer(send: Send) -> ChunkWriter | None:
-    """Return the writer of the response that `send` sends; None if `send` is not uvicorn's own."""
+    """Return a writer for the response of `send`; None if uvicorn did not create `send`."""
     cycle = getattr(send, "__self__", None)
     return ChunkWriter(cycle) if isinstance(cycle, RequestResponseCycle) else None
 

@@ -71,7 +71,7 @@ def _tokens(values: Sequence[str]) -> list[bytes]:
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """Rebuild the request head without the upgrade to another protocol."""
+    """Rebuild the request head without the request to upgrade to another protocol."""
     closes = any(name == b"connection" and b"close" in value.lower() for name, value in headers)
     lines = [name + b": " + value for name, value in headers if name not in (b"connection", b"upgrade")]
     lines += [b"connection: close"] if closes else []

@@ -132,7 +132,7 @@ class _Queue:
 def simulate(
     plan: SimulationPlan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], PlacementStrategy]
 ) -> StrategyResult:
-    """Simulate the plan once with the strategy that `make` creates from its name."""
+    """Simulate the plan once with the strategy that `make` creates for the name `strategy`."""
     return _Simulation(plan, strategy, make(strategy, expanded(plan.backends))).run()
 
 

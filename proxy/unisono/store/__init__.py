@@ -40,7 +40,7 @@ def open_store(
     if not found:
         raise ConfigError(f"store.url: not a store address; use one of {SUPPORTED_STORES}")
     if scheme not in SCHEMES:
-        raise ConfigError(f"store.url: `{scheme[:32]}` is not a supported store; use one of {SUPPORTED_STORES}")
+        raise ConfigError(f"store.url: `{scheme[:32]}` is not a supported URL scheme; use one of {SUPPORTED_STORES}")
     if scheme in ("memory", "sqlite"):
         from unisono.store.sqlite import SqliteStore
 
@@ -65,6 +65,6 @@ def sqlite_path(url: str) -> Path | None:
     path = unquote(rest)
     if not path.startswith("/") or path == "/":
         raise ConfigError(
-            "store.url: a SQLite address needs an absolute path, as in sqlite:///var/lib/unisono/state.db"
+            "store.url: the URL of a SQLite file must contain an absolute path, as in sqlite:///var/lib/unisono/state.db"
         )
     return Path(path.removeprefix("/") if path.startswith("/~") else path)

@@ -74,7 +74,10 @@ class Administration:
             return Actor(Role.MASTER)
         record = await self.store.key(caller.key)
         if record is None:
-            raise NotAllowed("This key may not use the admin API; use the master key, or a key created with this API.")
+            raise NotAllowed(
+                "This key may not use the admin API, because the gateway does not store it; use the master key, or a "
+                "key that was created with the admin API."
+            )
         user = await self.entry(EntryKind.USER, record.user) if record.user else None
         if user is None or user.is_blocked:
             return Actor(Role.KEY, record)

@@ -82,7 +82,7 @@ def read_export(text: str) -> Sequence[Mapping[str, Any]]:
         return rows
     reader = csv.DictReader(io.StringIO(text))
     if "token" not in (reader.fieldnames or ()):
-        raise ValueError("is neither JSON nor CSV with a column `token`")
+        raise ValueError("is neither JSON nor CSV with a `token` column")
     return [{name: _cell(name, value) for name, value in row.items() if name} for row in reader]
 
 

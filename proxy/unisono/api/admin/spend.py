@@ -229,7 +229,7 @@ def _page(rows: list[Object], query: SpendQuery) -> list[Object]:
 async def list_spend_by_tag(
     admin: AdminDeps, actor: CurrentActor, query: Annotated[SpendQuery, Query()]
 ) -> list[Object]:
-    """Return a page of the tags of keys with their spend, highest spend first."""
+    """Return a page of key tags, each with its spend, highest spend first."""
     usage = await visible_usage(admin, actor, query)
     sums: dict[str, TokenUsage] = defaultdict(TokenUsage)
     for line in usage.lines:

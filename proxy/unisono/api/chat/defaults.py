@@ -1,4 +1,4 @@
-"""Conversion of a model's configured defaults, which are fields as in Chat Completions."""
+"""Conversion of a model's configured defaults from the fields of Chat Completions."""
 
 from __future__ import annotations
 

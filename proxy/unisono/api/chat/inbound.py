@@ -1,8 +1,8 @@
 """Conversion of a Chat Completions request to a conversation, without side effects.
 
-Assistant messages are accepted in every form that earlier answers may have had. The items of one assistant message are
-always in the order reasoning, preamble text, calls. Each call is followed by its result, even if the request has the
-results in a different order.
+Assistant messages are accepted in every form in which the gateway may have sent them in earlier answers. In the
+conversation, the items of one assistant message are always in the order reasoning, preamble text, calls. The result of
+a call directly follows the call, even if the request lists the results in a different order.
 """
 
 from __future__ import annotations

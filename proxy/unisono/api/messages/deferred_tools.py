@@ -83,7 +83,7 @@ def with_declared(
 ) -> Conversation:
     """Return the conversation with the declared tools in its preamble.
 
-    The field `deferred` of the result contains the deferred tools that were not found yet.
+    The field `deferred` of the result contains the deferred tools that no tool search has found so far.
     """
     found = {tool.name for tool in conversation.tools}
     # The model must know a tool that the request requires. A tool that was found stays where it was found, so that the

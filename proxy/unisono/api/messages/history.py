@@ -294,7 +294,7 @@ class HistoryReader:
         call_id = known_id(block.tool_use_id)
         sealed_call = self._sealed.get(call_id)
         if sealed_call is not None and call_id not in self._served_calls:
-            # Clients may omit the calls of tools that they did not declare, but send the results.
+            # Clients may omit the calls to tools that they did not declare, but send the results.
             self.history.call(sealed_call[0])
         if sealed_call is not None:
             self.history.result(sealed_call[1])

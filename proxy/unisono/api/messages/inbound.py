@@ -85,7 +85,7 @@ class MessagesModel:
 class MessagesGeneration:
     """Converted request: generation request and output options.
 
-    The answer shows the client the calls of the builtin tools in `server_tool_names`. `session` is the tool server
+    The answer shows the client the calls to the builtin tools in `server_tool_names`. `session` is the tool server
     session of these calls.
     """
 

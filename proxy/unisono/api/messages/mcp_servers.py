@@ -89,7 +89,7 @@ def to_mcp_servers(
         own = [(position, each) for position, each in toolsets.items() if each.mcp_server_name == server.name]
         if len(own) > 1:
             again = f"tools.{own[1][0]}.mcp_server_name"
-            raise InvalidRequest(f"'{again}': another toolset names the same server; merge both toolsets.", param=again)
+            raise InvalidRequest(f"'{again}': another toolset names the same server; merge the toolsets.", param=again)
         enabled = own[0][1].enabled_tools() if own else _old_filter(server.tool_configuration)
         if enabled is not None:
             found.append(_to_server(at, server, enabled, rules, owner))

@@ -72,7 +72,7 @@ def _nothing(*_: Any) -> str:
 class MessageFrame:
     """Fields common to streamed and whole answers, and output options.
 
-    The client sees the calls of the builtin tools in `server_tool_names`, and of the servers with the labels
+    The client sees the calls to the builtin tools in `server_tool_names`, and to the servers with the labels
     `mcp_servers`. `session` is the tool server session of these calls. `sign` returns the signature of a text. `seal`
     encrypts items with their session, and `seal_history` encrypts the items of a compaction. `removed` contains the
     names of the tools that the model must not call any more.

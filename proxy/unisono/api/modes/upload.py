@@ -126,7 +126,7 @@ class PartReader:
         )
 
     def feed(self, data: bytes) -> None:
-        """Read bytes of the body. Raises InvalidRequest or FormParserError for an invalid body."""
+        """Parse the next bytes of the body. Raises InvalidRequest or FormParserError."""
         if data:
             self.parser.write(data)
 

@@ -185,7 +185,8 @@ def declared(
     """Yield the tools that the model can call as functions, and the unavailable tools.
 
     `path` is the field that contains `tools`. `builtins` holds the names of the builtin tools that a tool server
-    provides. If `path` is `tools`, these builtin tools and MCP servers are skipped.
+    provides. If `path` is `tools`, the function skips these builtin tools and the entries that declare MCP servers,
+    because the gateway runs their calls.
     """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"

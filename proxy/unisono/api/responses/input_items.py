@@ -56,7 +56,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _word(value: Any) -> str | None:
-    """Return a string, or None for any other type."""
+    """Return `value` if it is a string, else None. Lone surrogates become question marks."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
@@ -227,7 +227,7 @@ class InputClientToolOutput(InputItem):
 
 
 class ServerOfItem(OpenModel):
-    """MCP server among the tools of an item. Its fields are not validated."""
+    """MCP server listed in the `tools` of an input item. The server's fields are not validated."""
 
     type: Literal["mcp"]
 

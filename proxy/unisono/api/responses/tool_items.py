@@ -56,7 +56,7 @@ def _added_tools(
 
 
 def read_search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Convert a call of the tool search. The next search output belongs to this call."""
+    """Convert a call to the tool search. The next search output belongs to this call."""
     assert isinstance(item, InputSearchCall)
     stored = conversion.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.meaning and stored.wire.get("arguments") == item.arguments:
@@ -94,7 +94,7 @@ def read_search_output(conversion: InputConversion, item: InputItem, param: str)
 
 
 def _is_same_result(meaning: Sequence[Item], call_id: str, names: Sequence[str]) -> bool:
-    """Return whether a stored result belongs to the call, and found the same tools."""
+    """Return whether a stored search result answers the call and found the tools `names`."""
     answered = [item.call_id for item in meaning if isinstance(item, ToolResult)]
     found = [tool.name for item in meaning if isinstance(item, AddedTools) for tool in item.tools]
     return answered == [call_id] and sorted(found) == sorted(names)

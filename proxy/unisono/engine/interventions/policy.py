@@ -36,7 +36,7 @@ class MessageKind(TableKey):
 
 
 class HeaderAction(TableKey):
-    """Action when the header of a message is known."""
+    """Action that is taken when the header of a message is complete."""
 
     PASS = auto()
     GUIDE = auto()  # Have the backend enforce the form of the body if it can; otherwise check the complete body.

@@ -89,9 +89,10 @@ class ToolLoop:
         return await asyncio.to_thread(calls.parse_next) if is_long else calls.parse_next()
 
     async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
-        """Run a call of the round, unless it was refused, and return its outcome.
+        """Run a call of the round, unless the round refuses the call, and return the outcome.
 
-        `may_repeat`: an earlier stream may have run the call. The call then runs only if its tool is idempotent.
+        `may_repeat` is True if an earlier stream may have run this call already. The call then runs only if the tool is
+        idempotent; otherwise the outcome is unknown.
         """
         if (refused := calls.refusal(pending)) is not None:
             return refused

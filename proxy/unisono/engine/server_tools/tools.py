@@ -107,7 +107,7 @@ class OfferedServerTools:
 
     @property
     def every(self) -> Mapping[str, HostedTool]:
-        """Return all offered tools, by the names that the model knows."""
+        """Return all offered tools, keyed by the names under which the model knows them."""
         return self._tools | self._trained
 
     @property

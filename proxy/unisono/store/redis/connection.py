@@ -58,7 +58,8 @@ class Link:
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # Time (time.monotonic) until which writes need a replica, by name of the primary (empty without a cluster).
+        # Time (time.monotonic) until which writes need a replica. The keys are the names of the primaries; without a
+        # cluster, the only key is empty.
         self._copies_until: dict[str, float] = {}
         # Hashes of loaded scripts. A newly promoted server has none, and an EVALSHA that fails wastes its WAIT time.
         self._loaded: set[str] = set()
@@ -310,13 +311,13 @@ class Link:
         return found
 
     async def _found_replicas(self) -> dict[str, int | BaseException]:
-        """Return the number of connected replicas, or the error, for the name of each primary."""
+        """Return each primary's number of connected replicas, or the error, keyed by its name."""
         targets = await self._primaries()
         counts = await asyncio.gather(*map(self._replicas_of, targets.values()), return_exceptions=True)
         return dict(zip(targets, counts, strict=True))
 
     async def _primaries(self) -> dict[str, dict[str, Any]]:
-        """Return the options with which a command reaches each primary, by the primary's name."""
+        """Return the options with which a command reaches each primary, keyed by the primary's name."""
         if not isinstance(self._client, RedisCluster):
             return {"": {}}
         await self._read_slots(self._client)

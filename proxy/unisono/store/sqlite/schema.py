@@ -1,4 +1,4 @@
-"""Tables of the SQLite store, created in a new file and added to an older one."""
+"""Tables of the SQLite store. Missing tables are added when an existing file is opened."""
 
 from __future__ import annotations
 

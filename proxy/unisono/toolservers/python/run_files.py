@@ -97,7 +97,7 @@ def file_access_of(user: int | None) -> Iterator[None]:
 
 
 def deleted_files(proc: int, processes: Iterator[str], user: int | None) -> dict[tuple[int, int], int]:
-    """Return sizes of deleted files that are open or mapped in `processes`, by device and inode."""
+    """Return the sizes of deleted files that `processes` hold open, by device and inode."""
     found: dict[tuple[int, int], int] = {}
     for process in processes:
         with file_access_of(user):

@@ -93,7 +93,7 @@ class GrowingLog:
             await self.flush()
 
     def close(self) -> None:
-        """Stop after the current write.
+        """Stop writing the log after the current write.
 
         A write in progress is not cancelled, because that would close its connection to the store.
         """

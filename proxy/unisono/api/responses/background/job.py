@@ -210,9 +210,10 @@ class BackgroundJob:
         return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Set the event writer to the end of the log, for a response that was taken over.
+        """Advance the event writer to the end of the log, if the response was taken over with a log.
 
-        Returns the error if the generation cannot be resumed, else None.
+        If the response has a journal, reads the first of the `batches`, which repeats the logged output. Returns the
+        error if the generation cannot be resumed, else None.
         """
         if not self._logged:
             return None

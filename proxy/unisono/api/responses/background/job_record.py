@@ -33,7 +33,7 @@ HANDED_OVER = "handed_over"
 async def recorded(
     deps: ResponsesDeps, prepared: PreparedRequest, body: Mapping[str, Json], size: int = 0
 ) -> StoredResponse:
-    """Return the record of a response before generation.
+    """Return the record that is stored for a response before its generation begins.
 
     `body` is the original request, of `size` bytes. Raises StoreUnavailable if secrets in the request have to be
     encrypted and no key is available.

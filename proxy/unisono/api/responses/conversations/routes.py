@@ -364,13 +364,13 @@ async def head_of(store: Store, tenant: str, conversation: str) -> StoredConvers
 
 
 def check_conversation(conversation: str) -> None:
-    """Raise NotFound for an impossible id."""
+    """Raise NotFound if the id is malformed, so that no conversation can have it."""
     if not is_possible_id(conversation):
         raise no_conversation(conversation)
 
 
 def check_item(item: str) -> None:
-    """Raise NotFound for an impossible id."""
+    """Raise NotFound if the id is malformed, so that no item can have it."""
     if not is_possible_id(item):
         raise no_item(item)
 

@@ -1,4 +1,4 @@
-"""Calls of builtin tools, in the form of OpenAI's items for web search and code execution."""
+"""Calls to builtin tools, in the form of OpenAI's items for web search and code execution."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class BuiltinCalls:
 
 
 def is_trained(item: HostedCall) -> bool:
-    """Return True for a call of `python` or of an existing function of `browser`."""
+    """Return True for a call to `python` or to an existing function of `browser`."""
     builtin = builtin_of(item.server)
     return builtin == PYTHON or (builtin == BROWSER and item.tool in ACTIONS)
 

@@ -116,7 +116,7 @@ class CitedPages:
 
 
 class Citations:
-    """Finder of the citations in a streamed text. A citation is found when its end arrives."""
+    """Parser for the citations in streamed text, which finds each citation when its end arrives."""
 
     def __init__(self, pages: CitedPages) -> None:
         self._pages = pages
@@ -124,7 +124,7 @@ class Citations:
         self._position = 0
 
     def feed(self, text: str) -> list[Wire]:
-        """Return the annotations of the citations that `text` completes."""
+        """Read a piece of the text; return an annotation for each citation that ends in the piece."""
         if not self._pending and "【" not in text:
             self._position += len(text)
             return []

@@ -81,7 +81,10 @@ class ResponseEvents:
         clock: Callable[[], float],
         should_emit: bool = True,
     ) -> None:
-        """Create the writer. If `should_emit` is False, it counts events and builds only `stored`."""
+        """Create the writer.
+
+        If `should_emit` is False, the writer emits no events. It only counts them and sets `stored`.
+        """
         self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
         self._add = self._writer.add
         self.stored: StoredResponse | None = None

@@ -165,7 +165,7 @@ def to_stored_call(
     `closed` is the event that ended the writing of the call. `ran` has the result of the call; it is None if the
     outcome is unknown. The item of an approved call adds only the result, since the call itself is already in the
     conversation. `before` holds output that the model wrote before the call and that was not emitted. `trained` renders
-    calls of the builtin tools that gpt-oss was trained with.
+    calls to the builtin tools that gpt-oss was trained with.
     """
     item = closed.item
     assert isinstance(item, HostedCall)

@@ -307,8 +307,8 @@ def failure_in(stored: StoredResponse) -> UnisonoError:
 def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = False) -> Status:
     """Return the final status.
 
-    `calls` is the number of complete calls in the answer. `has_truncated_call` is True if a truncated call was emitted.
-    An answer with calls is complete, because the client can act on them.
+    `calls` is the number of complete calls in the answer. `has_truncated_call` is True if a truncated call was emitted;
+    the status is then incomplete. Otherwise, an answer with calls is complete, because the client can act on the calls.
     """
     if has_truncated_call:
         return Status.INCOMPLETE

@@ -177,7 +177,7 @@ class Connection:
             or sum(each.size for each in waiting) + create.size > MAX_PENDING_BYTES
         ):
             raise BackendOverloaded(
-                "Too many responses are pending on this connection; try again after some have ended."
+                "Too many responses are pending on this connection; try again once some have finished."
             )
         self._admitted += 1
         lane = self._lanes.setdefault(create.lane, deque())
