@@ -75,8 +75,8 @@ class Administration:
         record = await self.store.key(caller.key)
         if record is None:
             raise NotAllowed(
-                "This key may not use the admin API, because the gateway does not store it; use the master key, or a "
-                "key that was created with the admin API."
+                "This key may not use the admin API, because it is not in the gateway's store; use the master key, or "
+                "a key that the admin API or `unisono keys` has created."
             )
         user = await self.entry(EntryKind.USER, record.user) if record.user else None
         if user is None or user.is_blocked:

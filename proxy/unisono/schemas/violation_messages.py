@@ -1,8 +1,9 @@
-"""Messages about schema violations, worded for a model that has to correct its answer.
+"""Messages that describe how a text violates a schema.
 
-The gateway itself only uses the fact that there is a violation, not the message. The functions are safe for untrusted
-texts and schemas: the work is limited, no regular expression is matched with backtracking, and messages quote only
-short parts of an answer. The schema must have passed `check` of this package.
+The engine only checks whether there is a violation. The message is for a client whose answer to a tool's question is
+invalid. The functions are safe for untrusted texts and schemas: the work is limited, no regular expression is matched
+with backtracking, and a message quotes only short parts of the text. The schema must have passed `check` of this
+package.
 """
 
 from __future__ import annotations
