@@ -694,9 +694,9 @@ async def test_a_backend_that_fails_after_tool_listing_is_replaced() -> None:
 def test_every_reported_rule_is_documented() -> None:
     from unisono.core.recovery_rules import RULES
     from unisono.engine import steps
-    from unisono.engine.server_tools import policy, tools
+    from unisono.engine.server_tools import call_budget, tools
 
-    reported = {*policy.REFUSALS, policy.NOT_REPEATED, tools.LEFT_OUT, steps.LATE_CALL, steps.ANALYSIS_ONLY}
+    reported = {*call_budget.REFUSALS, call_budget.NOT_REPEATED, tools.LEFT_OUT, steps.LATE_CALL, steps.ANALYSIS_ONLY}
     assert reported <= RULES.keys()
 
 

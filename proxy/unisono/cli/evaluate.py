@@ -9,6 +9,8 @@ import click
 from unisono.cli.options import CommandGroup
 
 EFFORTS = ("low", "medium", "high")
+# Exit code of `compare` if the second scorecard is significantly worse.
+WORSE = 1
 
 
 @click.group("eval", cls=CommandGroup)
@@ -120,4 +122,5 @@ def compare(before: Path, after: Path, *, as_json: bool) -> None:
     """
     from unisono.cli.evaluation import show_comparison
 
-    show_comparison(before, after, as_json=as_json)
+    if show_comparison(before, after, as_json=as_json):
+        raise SystemExit(WORSE)

@@ -38,7 +38,6 @@ from unisono.evaluation.scorecard import (
 TIMEOUT_S: Final = 30.0
 # Maximum number of lost cases, and of won cases, that a comparison lists.
 MAX_LISTED: Final = 10
-WORSE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +188,11 @@ def key_of(key_env: str) -> str:
     return key
 
 
-def show_comparison(before: Path, after: Path, *, as_json: bool) -> None:
-    """Compare two scorecards. Exits with 1 if a suite has significantly fewer correct answers."""
+def show_comparison(before: Path, after: Path, *, as_json: bool) -> bool:
+    """Print a comparison of two scorecards, and return whether the second one is worse.
+
+    It is worse if a suite has significantly fewer correct answers.
+    """
     comparisons = compare(_read(before), _read(after))
     if not comparisons:
         raise click.ClickException(
@@ -207,8 +209,7 @@ def show_comparison(before: Path, after: Path, *, as_json: bool) -> None:
                 if ids:
                     more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
                     click.echo(f"{each.suite} {name}: {on_one_line(', '.join(ids[:MAX_LISTED]))}{more}")
-    if any(each.is_worse for each in comparisons):
-        raise SystemExit(WORSE)
+    return any(each.is_worse for each in comparisons)
 
 
 def _read(path: Path) -> Scorecard:

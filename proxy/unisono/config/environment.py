@@ -49,6 +49,13 @@ class EnvironmentReferences:
     resolves: bool = True
     errors: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, raw: Mapping[Any, Any], environ: Mapping[str, str]) -> EnvironmentReferences:
+        """Return the resolver for a parsed file. Raises ConfigError as `own_environment` does."""
+        # As in LiteLLM, references may also name a variable from the section `environment_variables`. This section
+        # takes precedence.
+        return cls({**environ, **own_environment(raw)})
+
     def peeked(self, value: object) -> object:
         """Return the value of the variable that `value` refers to.
 

@@ -79,8 +79,7 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
-    # As in LiteLLM, references may also name a variable from the section `environment_variables`.
-    reading = _Reading(EnvironmentReferences({**environ, **own_environment(raw)}))
+    reading = _Reading(EnvironmentReferences.of(raw, environ))
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
     remarks, errors = check_protective(reading.protective, acknowledged_of(tree), keeps=keeps_protective)

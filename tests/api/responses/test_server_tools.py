@@ -17,7 +17,7 @@ from unisono.core.state_store import StoredItem
 from unisono.core.tool_approvals import Approval, ToolFilter
 from unisono.core.tools import Command, HostedTool, ToolServer, ToolTransport
 from unisono.engine.request import ApprovalDecision
-from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
 from unisono.errors import InvalidRequest, StoreUnreadable, ToolServerNotAllowed, UnisonoError
 
 URL = "https://mcp.example.com/mcp"

@@ -37,7 +37,7 @@ from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import ToolFilter
 from unisono.core.tools import SEARCH_LABEL, ToolServer, found_names
 from unisono.engine.request import Choice, ForcedCalls, ServerTools
-from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
+from unisono.engine.server_tools.call_budget import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue
 
 # Server tools of a request, and tools that are unavailable.

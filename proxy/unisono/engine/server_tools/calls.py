@@ -18,7 +18,7 @@ from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listin
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
-from unisono.engine.server_tools.policy import (
+from unisono.engine.server_tools.call_budget import (
     ASK,
     MAX_CALLS,
     NO_TIME_LEFT,

@@ -34,7 +34,7 @@ from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
 from unisono.core.state_store import StoredItem
 from unisono.core.tools import HostedTool, found_names
-from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
 
 
 def kind_of(item: Made) -> ServerItemKind:
