@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from unisono.bootstrap.deployments import build_pool, routing_rules
-from unisono.config import Config, ModelRegistry, StandIns, parse
+from unisono.config import Config, ModelRegistry, parse
+from unisono.core.fallback_models import FallbackModels
 from unisono.errors import ConfigError
 from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
@@ -32,41 +33,44 @@ def config(*entries: dict[str, Any], **sections: Any) -> Config:
 
 THREE = [entry("a"), entry("b"), entry("c")]
 
-FALLBACKS: dict[str, tuple[dict[str, Any], dict[str, StandIns]]] = {
+FALLBACKS: dict[str, tuple[dict[str, Any], dict[str, FallbackModels]]] = {
     "none": ({}, {}),
-    "fallbacks of one model": ({"router_settings": {"fallbacks": [{"a": ["b", "c"]}]}}, {"a": StandIns(("b", "c"))}),
+    "fallbacks of one model": (
+        {"router_settings": {"fallbacks": [{"a": ["b", "c"]}]}},
+        {"a": FallbackModels(("b", "c"))},
+    ),
     "mutual fallbacks": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"b": ["a"]}]}},
-        {"a": StandIns(("b",)), "b": StandIns(("a",))},
+        {"a": FallbackModels(("b",)), "b": FallbackModels(("a",))},
     ),
-    "fallback to itself": ({"router_settings": {"fallbacks": [{"a": ["a", "b"]}]}}, {"a": StandIns(("b",))}),
+    "fallback to itself": ({"router_settings": {"fallbacks": [{"a": ["a", "b"]}]}}, {"a": FallbackModels(("b",))}),
     "fallback for all other models": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"*": ["c"]}]}},
-        {"a": StandIns(("b",)), "b": StandIns(("c",))},
+        {"a": FallbackModels(("b",)), "b": FallbackModels(("c",))},
     ),
     "default fallbacks": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}], "default_fallbacks": ["c"]}},
-        {"a": StandIns(("b",)), "b": StandIns(("c",))},
+        {"a": FallbackModels(("b",)), "b": FallbackModels(("c",))},
     ),
     "context window fallbacks": (
         {"router_settings": {"context_window_fallbacks": [{"a": ["b"]}], "fallbacks": [{"a": ["c"]}]}},
-        {"a": StandIns(("c",), ("b",))},
+        {"a": FallbackModels(("c",), ("b",))},
     ),
-    "in litellm_settings": ({"litellm_settings": {"fallbacks": [{"a": ["b"]}]}}, {"a": StandIns(("b",))}),
+    "in litellm_settings": ({"litellm_settings": {"fallbacks": [{"a": ["b"]}]}}, {"a": FallbackModels(("b",))}),
     "router_settings override litellm_settings": (
         {"litellm_settings": {"fallbacks": [{"a": ["b"]}]}, "router_settings": {"fallbacks": [{"a": ["c"]}]}},
-        {"a": StandIns(("c",))},
+        {"a": FallbackModels(("c",))},
     ),
     "by alias": (
         {"router_settings": {"fallbacks": [{"x": ["y"]}], "model_group_alias": {"x": "a", "y": "b"}}},
-        {"a": StandIns(("b",))},
+        {"a": FallbackModels(("b",))},
     ),
 }
 
 
 @pytest.mark.parametrize(("sections", "expected"), FALLBACKS.values(), ids=FALLBACKS)
-def test_fallbacks_resolve_to_groups(sections: dict[str, Any], expected: dict[str, StandIns]) -> None:
-    assert ModelRegistry(config(*THREE, **sections)).stand_ins == expected
+def test_fallbacks_resolve_to_groups(sections: dict[str, Any], expected: dict[str, FallbackModels]) -> None:
+    assert ModelRegistry(config(*THREE, **sections)).fallback_models == expected
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,7 +12,7 @@ from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.model_rules import ModelRules
 from unisono.api.responses.inbound import to_generation_request as to_responses_turn
-from unisono.api.responses.known_state import KnownState
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.tool_choice import ChoiceMode, ChosenTools, NamedTool, ToolChoice

@@ -13,7 +13,8 @@ from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.generation import Sampling
 from unisono.core.observer import TokenInfluences
 from unisono.core.scoring import TokenScore
-from unisono.fidelity.drift import AnswerMeasure, DriftDetector, DriftLimits, measure, model_decides_alone, next_state
+from unisono.fidelity.counted_answers import model_decides_alone
+from unisono.fidelity.drift import AnswerMeasure, DriftDetector, DriftLimits, measure, next_state
 
 HEALTHY, WARNING, QUARANTINED = FidelityState.HEALTHY, FidelityState.WARNING, FidelityState.QUARANTINED
 LIMITS = DriftLimits()

@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from tests.routing.doubles import IDS, REQUEST, REQUIREMENTS, Clock, known_pool, live_of, script_of
-from unisono.config import StandIns
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.generation import Timeouts
 from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
@@ -90,7 +90,7 @@ async def test_no_time_is_left_without_retries() -> None:
 async def test_the_limit_leaves_time_for_a_fallback_model() -> None:
     clock = Clock()
     groups = {name: [live_of(name, clock)] for name in ("m", "n")}
-    pool = RoutingPool(groups, RoutingRules(num_retries=0), stand_ins={"m": StandIns(("n",))}, clock=clock)
+    pool = RoutingPool(groups, RoutingRules(num_retries=0), fallback_models={"m": FallbackModels(("n",))}, clock=clock)
     await pool.settled(5)
     assert await shortest_limit(pool.route(RouteRequest("m"))) == 3.0
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, known_pool, live_of
-from unisono.config import StandIns
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
 from unisono.routing import rate_window
@@ -116,7 +116,7 @@ async def test_a_resumed_answer_on_the_same_deployment_waits_too(short_minute: f
 async def test_a_fallback_model_is_used_without_waiting() -> None:
     clock = Clock()
     lives = {"m": [live_of("a", clock, requests_per_minute=1)], "n": [live_of("b", clock)]}
-    pool = RoutingPool(lives, stand_ins={"m": StandIns(("n",))}, clock=clock)
+    pool = RoutingPool(lives, fallback_models={"m": FallbackModels(("n",))}, clock=clock)
     await pool.settled(5)
     async with asyncio.timeout(5):
         assert [await send_request(pool) for _ in range(3)] == ["a", "b", "b"]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.routing.doubles import IDS, REQUEST, REQUIREMENTS, Clock, ScriptedBackend, known_pool, live_of, script_of
-from unisono.config import StandIns
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.probe import Check, Finding, Probe
 from unisono.core.route_protocol import (
     BLOCK_TOKENS,
@@ -406,19 +406,19 @@ Groups: TypeAlias = dict[str, Sequence[LiveDeployment]]
 
 
 async def pool_with_fallbacks(
-    clock: Clock, stand_ins: dict[str, StandIns], rules: RoutingRules | None = None, **terms: int
+    clock: Clock, fallback_models: dict[str, FallbackModels], rules: RoutingRules | None = None, **terms: int
 ) -> RoutingPool:
     groups: Groups = {
         "m": [live_of("m1", clock, **terms)],
         "n": [live_of("n1", clock, **terms)],
         "large": [live_of("l1", clock, replace(IDS, context=100_000), **terms)],
     }
-    pool = RoutingPool(groups, rules, stand_ins=stand_ins, clock=clock)
+    pool = RoutingPool(groups, rules, fallback_models=fallback_models, clock=clock)
     await pool.settled(5)
     return pool
 
 
-MUTUAL_FALLBACKS = {"m": StandIns(fallbacks=("n",)), "n": StandIns(fallbacks=("m",))}
+MUTUAL_FALLBACKS = {"m": FallbackModels(fallbacks=("n",)), "n": FallbackModels(fallbacks=("m",))}
 
 
 async def test_a_fallback_model_is_used_after_all_deployments_failed() -> None:
@@ -457,7 +457,7 @@ async def test_a_fallback_model_is_used_during_a_cooldown() -> None:
     assert await run_attempts(pool.route(REQUEST), None) == ["m1"]
 
 
-TOO_LONG = {"m": StandIns(larger=("large",), fallbacks=("n",))}
+TOO_LONG = {"m": FallbackModels(larger=("large",), fallbacks=("n",))}
 
 
 async def test_a_long_prompt_falls_back_to_a_larger_model() -> None:

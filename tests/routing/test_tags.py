@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, live_of
-from unisono.config import StandIns
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.route_protocol import FailoverRoute, RequestedRouting, RouteRequest
 from unisono.errors import BackendUnavailable, UnsupportedValue
 from unisono.routing.group import RoutingRules
@@ -53,14 +53,16 @@ def test_deployments_are_selected_by_tags(
 
 
 async def pool_of(
-    groups: dict[str, dict[str, set[str]]], rules: RoutingRules, stand_ins: dict[str, StandIns] | None = None
+    groups: dict[str, dict[str, set[str]]],
+    rules: RoutingRules,
+    fallback_models: dict[str, FallbackModels] | None = None,
 ) -> RoutingPool:
     clock = Clock()
     terms: Any = {
         model: [live_of(name, clock, tags=frozenset(tags)) for name, tags in members.items()]
         for model, members in groups.items()
     }
-    pool = RoutingPool(terms, rules, stand_ins=stand_ins, clock=clock)
+    pool = RoutingPool(terms, rules, fallback_models=fallback_models, clock=clock)
     await pool.settled(5)
     return pool
 
@@ -100,7 +102,7 @@ async def test_a_failure_never_leads_to_a_deployment_without_the_tag() -> None:
 
 async def test_fallbacks_are_filtered_by_tags_too() -> None:
     groups = {"m": {"m1": {"x"}}, "n": {"n1": {"y"}, "n2": {"x"}}, "o": {"o1": {"z"}}}
-    pool = await pool_of(groups, RoutingRules(num_retries=0, tags=ANY), {"m": StandIns(("o", "n"))})
+    pool = await pool_of(groups, RoutingRules(num_retries=0, tags=ANY), {"m": FallbackModels(("o", "n"))})
     names = await attempts_of(pool.route(asking(tags=("x",))))
     assert names == ["m1", "n2"]
     # The own deployments have not the tag, those of a fallback have.
@@ -133,7 +135,7 @@ FALLBACKS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize(("routing", "expected"), FALLBACKS.values(), ids=FALLBACKS)
 async def test_a_request_chooses_its_fallbacks(routing: dict[str, Any], expected: list[str]) -> None:
     groups: dict[str, dict[str, set[str]]] = {"m": {"m1": set()}, "n": {"n1": set()}, "o": {"o1": set()}}
-    pool = await pool_of(groups, RoutingRules(), {"m": StandIns(("n",))})
+    pool = await pool_of(groups, RoutingRules(), {"m": FallbackModels(("n",))})
     names = await attempts_of(pool.route(asking(**routing)))
     assert names == expected
 

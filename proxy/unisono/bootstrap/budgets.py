@@ -19,7 +19,7 @@ PROVIDER_BUDGETS = "router_settings.provider_budget_config"
 
 
 def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
-    fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
+    fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.fallback_models.items()}
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
@@ -41,7 +41,7 @@ def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) 
         own = of_model.get(model, [])
         return frozenset((name for name, _ in own) if rules is None else rules.select(own, tags))
 
-    return SharedBudgets(metering, budgets, deployments, catalogue.stand_ins)
+    return SharedBudgets(metering, budgets, deployments, catalogue.fallback_models)
 
 
 def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:

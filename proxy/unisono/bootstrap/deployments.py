@@ -179,7 +179,7 @@ def build_pool(
     return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         routing_rules(config, share),
-        stand_ins=catalogue.stand_ins,
+        fallback_models=catalogue.fallback_models,
         carried=carried,
         prefixes=keep.prefixes if keep is not None else None,
     )

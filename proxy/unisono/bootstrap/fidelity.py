@@ -15,8 +15,9 @@ from unisono.core.alerts import AlertSink
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
 from unisono.engine.journal import TokenSource, parts_of
 from unisono.errors import ConfigError, ConfigErrors
-from unisono.fidelity.drift import DriftLimits, model_decides_alone
-from unisono.fidelity.monitor import CountSample, FidelityMonitor, FidelityPlan, LiveSample
+from unisono.fidelity.counted_answers import LiveSample, model_decides_alone
+from unisono.fidelity.drift import DriftLimits
+from unisono.fidelity.monitor import CountSample, FidelityMonitor, FidelityPlan
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
 

@@ -5,7 +5,6 @@ ConfigError with a message that begins with the path of the key. A setting witho
 """
 
 from unisono.config.config_file import data_folder
-from unisono.config.fallbacks import StandIns
 from unisono.config.file_settings import FileSettings
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.litellm_import import imported, own_servers
@@ -45,7 +44,6 @@ __all__ = [
     "RequestRecordSettings",
     "RouterSettings",
     "ServedModel",
-    "StandIns",
     "StoreSettings",
     "TraceSettings",
     "data_folder",

@@ -1,4 +1,4 @@
-"""Fallback models of each model, from LiteLLM's lists."""
+"""Fallback models of each model, from the lists in the configuration."""
 
 from __future__ import annotations
 
@@ -6,43 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import ModelMode
-from unisono.core.route_protocol import RequestedRouting
 from unisono.errors import ConfigError, ConfigErrors
 
 ANY: Final = "*"
 """Key in a list of fallback models that means every model without a list of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandIns:
-    """Fallback models of one model, in the order in which they are tried.
-
-    `fallbacks` are tried if the model's own backends have failed or have no free slot. `larger` are tried if the prompt
-    is too long for the model's own backends.
-    """
-
-    fallbacks: tuple[str, ...] = ()
-    larger: tuple[str, ...] = ()
-
-    def for_request(self, model: str, requested: RequestedRouting) -> StandIns:
-        """Return the fallback models for a request for `model`.
-
-        If the request names fallback models, they replace the configured `fallbacks`. There are no fallback models if
-        the request forbids them or names a deployment.
-        """
-        if requested.no_fallbacks or requested.deployment:
-            return NO_STAND_INS
-        if requested.fallbacks is None:
-            return self
-        return StandIns(tuple(name for name in requested.fallbacks if name != model), self.larger)
-
-
-NO_STAND_INS: Final = StandIns()
-
-
-def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:
+def fallback_models(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, FallbackModels]:
     """Return the fallback models of each model that has any, by the name of the model.
 
     `groups` are the names of all models. Raises ConfigError if a list contains an unknown name, or if a model has two
@@ -63,7 +36,7 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
     found = {
         # The most specific list applies: the model's own, then that of `*`, then `default_fallbacks`. The last two may
         # contain the model itself and models of other modes, which are left out.
-        model: StandIns(
+        model: FallbackModels(
             tuple(known.suitable(model, fallbacks.get(model, fallbacks.get(ANY, default)))),
             tuple(known.suitable(model, larger.get(model, larger.get(ANY, ())))),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from unisono.config.fallbacks import NO_STAND_INS, StandIns, stand_ins
+from unisono.config.fallbacks import fallback_models
 from unisono.config.model_settings import ModelEntry, ModelSettings
 from unisono.config.sections import AliasTarget, Config
+from unisono.core.fallback_models import NO_FALLBACK_MODELS, FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
@@ -83,10 +84,10 @@ class ModelRegistry:
         for index, entry in enumerate(config.model_list):
             with errors:
                 self._check_media(entry, f"model_list[{index}].unisono")
-        self.stand_ins: dict[str, StandIns] = {}
+        self.fallback_models: dict[str, FallbackModels] = {}
         """Fallback models of each model that has any, by the name of the model."""
         with errors:
-            self.stand_ins = stand_ins(config, tuple(self._groups), self._aliases)
+            self.fallback_models = fallback_models(config, tuple(self._groups), self._aliases)
         default = config.general_settings.completion_model
         with errors:
             default = default and self.resolve_alias(default, "general_settings.completion_model")
@@ -156,11 +157,11 @@ class ModelRegistry:
         the request names fallback models, they replace the configured ones.
         """
         kinds = _kinds(model)
-        stand_ins = self.stand_ins.get(model.name, StandIns()).for_request(model.name, requested)
-        others = set().union(*(_kinds(self._groups[name]) for name in (*stand_ins.fallbacks, *stand_ins.larger)))
+        others = self._fallback_models_for(model, requested)
+        other_kinds = set().union(*(_kinds(self._groups[name]) for name in (*others.fallbacks, *others.larger)))
         if True in kinds:
-            return AnswerMode.ENGINE_THEN_PASSING if False in kinds | others else AnswerMode.ENGINE
-        return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
+            return AnswerMode.ENGINE_THEN_PASSING if False in kinds | other_kinds else AnswerMode.ENGINE
+        return AnswerMode.PASSING_THEN_ENGINE if True in other_kinds else AnswerMode.PASSING
 
     def stores_responses(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> bool:
         """Return whether all requests for the model reach one provider that stores responses.
@@ -171,8 +172,11 @@ class ModelRegistry:
             len(model.entries) == 1
             and model.entries[0].kind in STATEFUL_PROVIDERS
             and not model.entries[0].harmony
-            and self.stand_ins.get(model.name, NO_STAND_INS).for_request(model.name, requested) == NO_STAND_INS
+            and self._fallback_models_for(model, requested) == NO_FALLBACK_MODELS
         )
+
+    def _fallback_models_for(self, model: ServedModel, requested: RequestedRouting) -> FallbackModels:
+        return self.fallback_models.get(model.name, NO_FALLBACK_MODELS).for_request(model.name, requested)
 
     @property
     def passes(self) -> bool:

@@ -15,8 +15,6 @@ from typing import Final
 
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
-from unisono.core.generation import Sampling
-from unisono.core.observer import TokenInfluences
 from unisono.fidelity.comparison import Scores, agrees
 from unisono.fidelity.statistics import divergence
 
@@ -68,20 +66,6 @@ class AnswerMeasure:
     nats: float = 0.0
     judged: int = 0
     implausible: int = 0
-
-
-def model_decides_alone(influences: TokenInfluences) -> bool:
-    """Return True if only the model decides on the tokens, without any constraint or penalty."""
-    is_forced = influences.has_form or influences.has_tool_choice or influences.has_reasoning_budget
-    if is_forced or influences.is_raw_prompt or influences.has_strict_tools:
-        return False
-    return not (influences.sampling.temperature > 1 or _has_penalty(influences.sampling))
-
-
-def _has_penalty(sampling: Sampling) -> bool:
-    """Return True if penalties or biases change the probabilities of the model."""
-    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
-    return bool(has_penalty or sampling.logit_bias)
 
 
 def measure(reference: Scores, other: Scores, *, is_sampled_freely: bool) -> AnswerMeasure:

@@ -14,19 +14,16 @@ from enum import auto
 from functools import cached_property
 
 from unisono.core.table_key import TableKey
-from unisono.core.tools import SEPARATOR
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
+from unisono.harmony.tool_names import MAX_RECIPIENT_LENGTH, corrected, resolve
 
 FUNCTIONS = "functions."
-_ILLEGAL = re.compile("[^A-Za-z0-9_-]")
-_GLUED_TYPES = ("json", "code")
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 # Recipients that models write and that are never tools: roles, channels and content types.
 NO_TOOLS = frozenset(
     {"assistant", "user", "system", "developer", "tool", "all", "functions", "functions."}
     | {"analysis", "commentary", "final", "json", "code", "text"}
 )
-_PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
 # Recipient in any case, with `:` instead of `=`, or directly after another word. The name ends at a space, at the `{`
 # of arguments, or at a marker.
 _LOOSE = re.compile(
@@ -45,11 +42,6 @@ class RecipientKind(TableKey):
     HOSTED = auto()
     # No call: the body is text.
     NONE = auto()
-
-
-# Maximum length of a recipient in characters. No offered tool has a longer name; longer words are text that ran into
-# a header.
-MAX_RECIPIENT_LENGTH = 256
 
 
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
@@ -98,7 +90,7 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         name = word[len(FUNCTIONS) :]
         if not name:
             return NOBODY
-        mended = _correct(name, declared) or resolve(name, declared)
+        mended = corrected(name, declared) or resolve(name, declared)
         return Recipient(RecipientKind.FUNCTION, mended or name, mended not in (None, name))
     if word == "assistant":
         return NOBODY
@@ -108,7 +100,7 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         return Recipient(RecipientKind.FUNCTION, word)
     if word in declared:
         return Recipient(RecipientKind.FUNCTION, word)
-    if (mended := _correct(word, declared)) is not None:
+    if (mended := corrected(word, declared)) is not None:
         return Recipient(RecipientKind.FUNCTION, mended, True)
     return NOBODY
 
@@ -149,43 +141,8 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
         return recipient
     known = FUNCTIONS_OF[namespace(word)]
     # If a tool has only one function, any name in its namespace means that function.
-    mended = next(iter(known)) if known == {namespace(word)} and word not in known else _correct(word, known)
+    mended = next(iter(known)) if known == {namespace(word)} and word not in known else corrected(word, known)
     return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, is_corrected=mended is not None)
-
-
-def _correct(name: str, declared: frozenset[str] | None) -> str | None:
-    """Return the one declared tool of which `name` is a known misspelling.
-
-    Return None if `name` is declared itself, or if it matches no tool or several tools.
-    """
-    if declared is None or name in declared:
-        return None
-    spellings = _spellings(name)
-    fits = {candidate for candidate in spellings if candidate in declared}
-    if not fits:
-        # A server's tool is declared with the server's label in front, which models tend to omit.
-        fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
-    return fits.pop() if len(fits) == 1 else None
-
-
-def resolve(word: str, declared: frozenset[str] | None) -> str | None:
-    """Return the one declared tool that `word` names, ignoring case, prefix and separators.
-
-    Return None if no tool or several tools match.
-    """
-    if not declared or not word or len(word) > MAX_RECIPIENT_LENGTH:
-        return None
-    bare = _PREFIX.sub("", word)
-    spellings = _spellings(bare)
-    if exact := declared & spellings:
-        return next(iter(exact)) if len(exact) == 1 else None
-    folded = set(map(_folded, (*spellings, *_spellings(bare.casefold()))))
-    fits = [name for name in declared if _folded(name) in folded]
-    return fits[0] if len(fits) == 1 else None
-
-
-def _folded(name: str) -> str:
-    return name.casefold().replace("-", "_")
 
 
 def respell(header: str, declared: frozenset[str] | None) -> str:
@@ -196,17 +153,3 @@ def respell(header: str, declared: frozenset[str] | None) -> str:
         return found[0] if name is None else f"{found['glued'] or ''} to={FUNCTIONS}{name}"
 
     return _LOOSE.sub(canonical, header) if declared else header
-
-
-def _spellings(name: str) -> set[str]:
-    """Return the names that the model may have meant by `name`.
-
-    These are `name` itself, and `name` without the prefix `functions`, content types, arguments or punctuation.
-    """
-    names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
-    for prefix in ("functions.", "functions:", "functions/", "functions"):
-        names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
-    for suffix in _GLUED_TYPES:
-        names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
-    # A client's dotted name was declared with `_`; the model may know the original.
-    return names | {_ILLEGAL.sub("_", n) for n in names}

@@ -13,9 +13,9 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Final
 
-from unisono.config import StandIns
 from unisono.core.access import Caller
 from unisono.core.events import Finished
+from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.observer import StepDone
@@ -43,7 +43,7 @@ class SharedBudgets:
     """Factory of gates that enforce shared budgets.
 
     `deployments(model, tags)` returns the names of the deployments that may answer a request for `model` with these
-    tags. `stand_ins` contains the configured fallbacks of each model.
+    tags. `fallback_models` contains the configured fallbacks of each model.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class SharedBudgets:
         metering: Metering,
         budgets: Sequence[SharedBudget],
         deployments: Callable[[str, Sequence[str]], frozenset[str]],
-        stand_ins: Mapping[str, StandIns],
+        fallback_models: Mapping[str, FallbackModels],
     ) -> None:
         self.metering = metering
         self._budgets = tuple(budgets)
         self._deployments = deployments
-        self._stand_ins = stand_ins
+        self._fallback_models = fallback_models
 
     def __call__(self, request: GenerationRequest) -> BudgetGate | None:
         caller = request.origin.caller
-        others = self._stand_ins.get(request.model, StandIns())
+        others = self._fallback_models.get(request.model, FallbackModels())
         tags: tuple[str, ...] = ()
         if caller is not None:
             others, tags = others.for_request(request.model, caller.routing), caller.routing.tags

@@ -14,9 +14,8 @@ from contextlib import suppress
 from math import inf
 from random import uniform
 
-from unisono.config import StandIns
-from unisono.config.fallbacks import NO_STAND_INS
 from unisono.core.answer_faults import AnswerFault
+from unisono.core.fallback_models import NO_FALLBACK_MODELS, FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import DEPLOYMENT_HEADER, RouteRequest
 from unisono.core.tasks import cancel_and_wait
@@ -73,7 +72,7 @@ class WatchState:
 
 
 class RoutingPool:
-    """Groups of deployments by model name; `stand_ins` names the fallbacks of each model.
+    """Groups of deployments by model name; `fallback_models` names the fallbacks of each model.
 
     The deployments in `carried` belong to an earlier pool, and move to this pool when `start` is called. Before that,
     neither pool changes.
@@ -84,7 +83,7 @@ class RoutingPool:
         groups: Mapping[str, Sequence[LiveDeployment]],
         rules: RoutingRules | None = None,
         *,
-        stand_ins: Mapping[str, StandIns] | None = None,
+        fallback_models: Mapping[str, FallbackModels] | None = None,
         carried: Sequence[CarriedDeployment] = (),
         prefixes: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -112,7 +111,7 @@ class RoutingPool:
                 if kin := [live for live in members if live.passes is passes]:
                     of_kind[model] = DeploymentGroup(model, kin, self.prefixes, self.rules, clock)
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
-        self._stand_ins = dict(stand_ins or {})
+        self._fallback_models = dict(fallback_models or {})
         self._watching: list[asyncio.Task[None]] = []
         self._probe_slots = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -125,7 +124,8 @@ class RoutingPool:
         a deployment that cannot answer it. Raises BackendUnavailable if only the other kind has a usable deployment.
         """
         groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
-        others = self._stand_ins.get(request.model, NO_STAND_INS).for_request(request.model, request.requested)
+        others = self._fallback_models.get(request.model, NO_FALLBACK_MODELS)
+        others = others.for_request(request.model, request.requested)
         if not request.has_both_kinds:
             for name in request.requested.fallbacks or ():
                 if name not in groups and name in other:

@@ -1,12 +1,6 @@
-"""uvicorn server of one process with graceful shutdown and configuration reload.
+"""uvicorn server of one process: listener, signals and configuration reload.
 
-SIGTERM: readiness fails at once. If readiness was probed recently, as by a load balancer, the listener stays open until
-`shutdown_delay_s` has passed. Then it closes, running responses get the grace period, and the remaining ones end with
-an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP reloads the configuration.
-
-uvicorn closes idle connections at once and aborts streams at the end of the grace period. Measured with 80 clients that
-reuse their connections (20 at a time, a request every 20 ms): at SIGTERM all 80 lost a request with uvicorn's shutdown,
-and none with this shutdown. A stream that uvicorn aborts ends without an error event.
+SIGTERM and SIGINT start the graceful shutdown of `unisono.server.shutdown`. SIGHUP reloads the configuration.
 """
 
 from __future__ import annotations
@@ -16,8 +10,7 @@ import gc
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from time import monotonic
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -30,21 +23,15 @@ from unisono.errors import ConfigError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess
 from unisono.server.app_switch import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
 from unisono.server.listener import connections
+from unisono.server.shutdown import KEEP_ALIVE_S, GracefulShutdown
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75
 # Number of new objects after which the garbage collector collects the young generation.
 GC_THRESHOLD = 10_000
 # Interval between pings on an open WebSocket, in seconds.
 PING_EVERY_S = 20.0
 # Maximum time until a pong arrives, in seconds. Clients that read slowly respond late.
 PONG_WITHIN_S = 60.0
-# If readiness was probed within this time before the signal, further probes are expected, in seconds.
-PROBE_RECENCY_S = 60.0
-# Idle time after which no further request is expected on a connection, in seconds.
-QUIET_S = 0.5
-# Seconds between two checks whether the requests have ended.
-LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]
 
@@ -109,10 +96,7 @@ class GatewayServer(uvicorn.Server):
         self._place = place
         self._is_up = asyncio.Event()
         self._accepting: Accepting | None = None
-        self._leave_at = 0.0
-        # True if the listener need not stay open for readiness probes that still have to see the shutdown.
-        self._has_notice = True
-        self._second_signal = asyncio.Event()
+        self._shutdown = GracefulShutdown(switch, self.server_state, float(config.timeout_graceful_shutdown or 0))
         self._loop: asyncio.AbstractEventLoop
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,15 +157,12 @@ class GatewayServer(uvicorn.Server):
     def start_shutdown(self, *, notice: bool) -> None:
         """Start the shutdown; a second call skips all waiting.
 
-        With `notice`, the listener stays open so that readiness probes can see the shutdown.
+        For `notice`, see `GracefulShutdown.begin`.
         """
         if self.should_exit:
-            self._loop.call_soon_threadsafe(self._second_signal.set)
+            self._loop.call_soon_threadsafe(self._shutdown.skip_waiting)
             return
-        self._leave_at = monotonic()
-        is_probed = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
-        self._has_notice = not (notice and is_probed)
-        self._switch.set_not_ready()
+        self._shutdown.begin(notice=notice)
         self.should_exit = True
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
@@ -207,52 +188,10 @@ class GatewayServer(uvicorn.Server):
     # -- shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ends_at = (self._leave_at or monotonic()) + float(self.config.timeout_graceful_shutdown or 0)
-        if not self._has_notice:
-            notice_s = self._switch.gateway.config.unisono.shutdown_delay_s
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(notice_s, ends_at - monotonic())):
-                    await self._second_signal.wait()
-        self._close_listeners(sockets or [])
-        closed_at = asyncio.get_running_loop().time()
-        while True:
-            finished = await self._switch.finished(LOOK_S)
-            if self._close_quiet(closed_at) and finished:
-                break
-            if self._second_signal.is_set() or monotonic() > ends_at:
-                await self._switch.end()
-                break
-            await asyncio.sleep(LOOK_S)
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        await self._shutdown.end_requests(lambda: self._close_listeners(sockets or []))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._hand_over(ends_at)
+        await self._shutdown.hand_over()
         await self.lifespan.shutdown()
-
-    async def _hand_over(self, ends_at: float) -> None:
-        """Hand over background responses. Their tool calls get the rest of the grace period."""
-        handing = asyncio.create_task(self._switch.hand_over(max(ends_at - monotonic(), 0.0)))
-        hurried = asyncio.create_task(self._second_signal.wait())
-        await asyncio.wait({handing, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (handing, hurried):
-            task.cancel()
-        await asyncio.gather(handing, hurried, return_exceptions=True)
-
-    def _close_quiet(self, closed_at: float) -> bool:
-        """Close idle connections and return whether all connections are closing.
-
-        The client of a connection with a recent response may just be sending another request. This request is answered,
-        with `Connection: close`.
-        """
-        now = asyncio.get_running_loop().time()
-        asking = [each for each in self.server_state.connections if isinstance(each, HttpToolsProtocol)]
-        for connection in asking:
-            if connection.cycle is None or connection.cycle.response_complete:
-                timer = connection.timeout_keep_alive_task
-                quiet_since = closed_at if timer is None else timer.when() - KEEP_ALIVE_S
-                if now - quiet_since > QUIET_S:
-                    connection.shutdown()
-        return all(each.transport.is_closing() for each in asking)
 
     def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
         if self._accepting is not None:

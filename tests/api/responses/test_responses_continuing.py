@@ -9,8 +9,8 @@ import pytest
 from tests.api.responses.frames import NOW, frame, ids
 from tests.api.responses.test_responses_schema import generation_of as parse_generation
 from unisono.api.responses.inbound import ResponsesGeneration
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.items import meaning_of
-from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.api.responses.frames import TOOLBOX, ids, to_stored
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
 from unisono.api.responses.inbound import referenced_ids
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import KINDS, InputSilent
 from unisono.api.responses.item_readers import READERS
 from unisono.api.responses.items import meaning_of, to_listing, to_wire
-from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import (

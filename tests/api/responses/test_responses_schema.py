@@ -11,8 +11,8 @@ from tests.api.responses.frames import ids
 from unisono.api.error_responses import failure_of
 from unisono.api.request_options import EFFORTS
 from unisono.api.responses.inbound import ResponsesGeneration, check, to_generation_request
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import KINDS
-from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.access import Caller

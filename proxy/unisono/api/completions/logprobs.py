@@ -18,15 +18,15 @@ from unisono.engine.request import RawPrompt
 class LegacyLogprobs:
     """Converter of the log probabilities of one choice, part by part.
 
-    `top` is the number of alternatives for each token. `offset` is the length of the repeated prompt in characters,
-    which is the offset of the answer in the text.
+    `top` is the number of alternatives for each token. `repeated_prompt` is the text before the answer, or "" if the
+    choice does not repeat the prompt.
     """
 
-    def __init__(self, raw: RawPrompt, top: int, offset: int) -> None:
+    def __init__(self, raw: RawPrompt, top: int, repeated_prompt: str) -> None:
         self._raw = raw
         self._top = top
-        self._offset = offset
         # Offsets count characters of the text. One character may consist of several tokens.
+        self._offset = len(repeated_prompt)
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._count = 0  # tokens of the answer so far
         self._has_started = False
@@ -42,7 +42,7 @@ class LegacyLogprobs:
             return part
         if not self._has_started:
             self._has_started = True
-            before = LegacyLogprobs(RawPrompt(hides_special=False, shows_stop=True), self._top, 0)
+            before = LegacyLogprobs(RawPrompt(hides_special=False, shows_stop=True), self._top, "")
             before._append(part, log, log.prompt)
         self._append(part, log, log.scored(self._count, size))
         self._count = size

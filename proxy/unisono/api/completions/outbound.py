@@ -107,7 +107,7 @@ class CompletionFrame:
         """Return the log probabilities of a choice; None if they were not requested."""
         if self.logprobs is None:
             return None
-        return LegacyLogprobs(self.prompts[index], self.logprobs, len(self.prompt_text(index, report)))
+        return LegacyLogprobs(self.prompts[index], self.logprobs, self.prompt_text(index, report))
 
     def choice(
         self, index: int, text: str, tokens: Sequence[int], report: GenerationReport, *, first: bool

@@ -18,8 +18,9 @@ from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
+from unisono.api.responses.configuration_updates import Configuration
 from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
-from unisono.api.responses.input_conversion import InputConversion
+from unisono.api.responses.input_conversion import InputConversion, KnownState
 from unisono.api.responses.input_items import (
     InputApprovalRequest,
     InputItem,
@@ -28,7 +29,6 @@ from unisono.api.responses.input_items import (
 )
 from unisono.api.responses.item_readers import read
 from unisono.api.responses.items import NewId, Wire, prefix_of
-from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without

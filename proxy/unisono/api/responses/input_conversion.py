@@ -7,14 +7,14 @@ decrypts a sealed text. Both functions return None for data of other servers or 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unisono.api.history_builder import History
+from unisono.api.responses.configuration_updates import UNCHANGED, Configuration
 from unisono.api.responses.declared_tools import Searcher
 from unisono.api.responses.input_items import InputClientToolOutput
-from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
-from unisono.api.responses.server_tools.approval_history import MADE
+from unisono.api.responses.server_tools.approval_history import MADE, NOTHING_HOSTED, ServerToolHistory
 from unisono.api.summary import without_tokens
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
@@ -24,10 +24,33 @@ from unisono.core.conversation import (
     ToolResult,
 )
 from unisono.core.elicitation import ToolQuestion
+from unisono.core.state_store import StoredItem
 from unisono.core.tools import ToolNames
 from unisono.errors import InvalidRequest
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def nothing_stored(_: str) -> None:
+    """Return None for every id or sealed text; used when nothing is stored or sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownState:
+    """State that a request depends on, read before the conversion.
+
+    `earlier` holds the history before the request's input. `stored_item` finds a stored item by its id, and `opened`
+    decrypts a sealed text. `hosted` is the server tool history of earlier items. If `earlier` already contains the
+    request's own input, `now` is the server tool history of this input. `configuration` holds the settings that earlier
+    `configuration_update` items have set.
+    """
+
+    earlier: Sequence[Item] = ()
+    stored_item: Callable[[str], StoredItem | None] = nothing_stored
+    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
+    hosted: ServerToolHistory = NOTHING_HOSTED
+    now: ServerToolHistory = NOTHING_HOSTED
+    configuration: Configuration = UNCHANGED
 
 
 @dataclass(slots=True)

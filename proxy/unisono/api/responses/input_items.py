@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_v
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 from unisono.api.file_parts import InputFilePart
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
+from unisono.api.responses.configuration_updates import CONFIGURATION_UPDATE, ConfigurationUpdate
 from unisono.api.responses.declared_tools import ResponsesTool, tool_echo, without_servers
 from unisono.api.responses.items import COMPLETED, Wire
-from unisono.api.responses.known_state import CONFIGURATION_UPDATE, ConfigurationUpdate
 
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"

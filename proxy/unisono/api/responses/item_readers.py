@@ -13,6 +13,7 @@ import orjson
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import UNKNOWN_TOOL, join, split_markers, text_of
 from unisono.api.responses.client_tools import FORMS, arguments_of
+from unisono.api.responses.configuration_updates import enforceable
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -41,7 +42,6 @@ from unisono.api.responses.input_items import (
     InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN, served_call
-from unisono.api.responses.known_state import enforceable
 from unisono.api.responses.server_tools.approval_history import question_in
 from unisono.api.responses.tool_items import (
     error_text,

@@ -21,8 +21,8 @@ from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_s
 from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
+from unisono.api.responses.input_conversion import KnownState, nothing_stored
 from unisono.api.responses.input_items import COMPACTIONS
-from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo

@@ -7,9 +7,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from unisono.api.field_types import shortened
+from unisono.api.responses.configuration_updates import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.inbound import referenced_ids, references
 from unisono.api.responses.items import meaning_of
-from unisono.api.responses.known_state import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
 from unisono.api.summary import replaces_history

@@ -24,7 +24,7 @@ from unisono.api.json_response import to_whole
 from unisono.api.media import MediaHistory, MediaSource, file_context
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.inbound import to_entries
-from unisono.api.responses.input_conversion import InputConversion
+from unisono.api.responses.input_conversion import InputConversion, KnownState
 from unisono.api.responses.input_items import (
     GivenItem,
     InputApprovalResponse,
@@ -37,7 +37,6 @@ from unisono.api.responses.input_items import (
     InputSearchOutput,
 )
 from unisono.api.responses.items import NewId, meaning_of, to_listing
-from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.queries import ItemQuery, PageQuery
 from unisono.api.responses.schema import Metadata
 from unisono.api.responses.server_tools.approval_history import server_tool_history

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
+from unisono.api.responses.configuration_updates import configuration_in
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.items import meaning_of
-from unisono.api.responses.known_state import configuration_in
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.api.responses.prior_state import PriorState, continued, is_compacted, recall

@@ -1,11 +1,11 @@
-"""State on which the conversion of a request depends: history, and settings set by items.
+"""Settings that `configuration_update` items change.
 
-A `configuration_update` item changes the reasoning effort and the output format of the responses after it.
+An item changes the reasoning effort, the output format or both, for the responses after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from unisono.api.field_types import OpenModel
 from unisono.api.request_options import SpelledEffort
 from unisono.api.response_format import TextFormat
-from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
-from unisono.core.conversation import Effort, Item
+from unisono.core.conversation import Effort
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.errors import InvalidRequest
@@ -95,25 +94,3 @@ def configuration_in(items: Iterable[StoredItem], configuration: Configuration =
                 update = ConfigurationUpdate.model_validate(item.wire)
                 configuration = configuration.updated(update.reasoning, update.text)
     return configuration
-
-
-def nothing_stored(_: str) -> None:
-    """Return None for every id or sealed text; used when nothing is stored or sealed."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownState:
-    """State that a request depends on, read before the conversion.
-
-    `earlier` holds the history before the request's input. `stored_item` finds a stored item by its id, and `opened`
-    decrypts a sealed text. `hosted` is the server tool history of earlier items. If `earlier` already contains the
-    request's own input, `now` is the server tool history of this input. `configuration` holds the settings that earlier
-    `configuration_update` items have set.
-    """
-
-    earlier: Sequence[Item] = ()
-    stored_item: Callable[[str], StoredItem | None] = nothing_stored
-    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
-    hosted: ServerToolHistory = NOTHING_HOSTED
-    now: ServerToolHistory = NOTHING_HOSTED
-    configuration: Configuration = UNCHANGED

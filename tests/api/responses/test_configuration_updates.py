@@ -1,4 +1,4 @@
-"""State before the input of a request: settings in stored items, and the size of cached items."""
+"""Settings that `configuration_update` items change, and the size of cached items."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.api.responses.known_state import UNCHANGED, Configuration, configuration_in
+from unisono.api.responses.configuration_updates import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.websocket.response_cache import weight
 from unisono.core.conversation import AddedTools, Effort, FunctionTool, UserMessage
 from unisono.core.state_store import StoredItem

@@ -1,0 +1,66 @@
+"""Names of tools as models write them: the one declared tool that a misspelled name means.
+
+The case, the prefix or a separator may differ, and the label of a tool's server may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from unisono.core.tools import SEPARATOR
+
+# Maximum length of a recipient in characters. No offered tool has a longer name; longer words are text that ran into
+# a header.
+MAX_RECIPIENT_LENGTH = 256
+_ILLEGAL = re.compile("[^A-Za-z0-9_-]")
+_GLUED_TYPES = ("json", "code")
+_PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
+
+
+def corrected(name: str, declared: frozenset[str] | None) -> str | None:
+    """Return the one declared tool of which `name` is a known misspelling.
+
+    Return None if `name` is declared itself, or if it matches no tool or several tools.
+    """
+    if declared is None or name in declared:
+        return None
+    spellings = _spellings(name)
+    fits = {candidate for candidate in spellings if candidate in declared}
+    if not fits:
+        # A server's tool is declared with the server's label in front, which models tend to omit.
+        fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
+    return fits.pop() if len(fits) == 1 else None
+
+
+def resolve(word: str, declared: frozenset[str] | None) -> str | None:
+    """Return the one declared tool that `word` names, ignoring case, prefix and separators.
+
+    Return None if no tool or several tools match.
+    """
+    if not declared or not word or len(word) > MAX_RECIPIENT_LENGTH:
+        return None
+    bare = _PREFIX.sub("", word)
+    spellings = _spellings(bare)
+    if exact := declared & spellings:
+        return next(iter(exact)) if len(exact) == 1 else None
+    folded = set(map(_folded, (*spellings, *_spellings(bare.casefold()))))
+    fits = [name for name in declared if _folded(name) in folded]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+def _spellings(name: str) -> set[str]:
+    """Return the names that the model may have meant by `name`.
+
+    These are `name` itself, and `name` without the prefix `functions`, content types, arguments or punctuation.
+    """
+    names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
+    for prefix in ("functions.", "functions:", "functions/", "functions"):
+        names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
+    for suffix in _GLUED_TYPES:
+        names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
+    # A client's dotted name was declared with `_`; the model may know the original.
+    return names | {_ILLEGAL.sub("_", n) for n in names}
