@@ -10,7 +10,8 @@ import asyncio
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,12 +52,8 @@ _GZIP: Final = 31
 RequestHeaders: TypeAlias = Mapping[bytes, list[str]]
 
 
-class DamagedData(ValueError):
-    """The compressed data is damaged: it is not valid in its format."""
-
-
 class Member(Protocol):
-    """Decompressor for one gzip member or zstd frame. `decompress` raises DamagedData."""
+    """Decompressor for one gzip member or zstd frame."""
 
     @property
     def eof(self) -> bool: ...
@@ -64,60 +61,35 @@ class Member(Protocol):
     @property
     def unused_data(self) -> bytes: ...
 
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+    def decompress(self, data: bytes, /, max_length: int) -> bytes: ...
 
 
-class GzipMember:
-    """Decompressor for one gzip member."""
+class ContentCoding(NamedTuple):
+    """Format of compressed data.
 
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(_GZIP)
+    `start` creates the decompressor for one member. Its method `decompress` raises `error` for damaged data.
+    """
 
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        # zlib returns the input that it has not processed yet; zstd buffers it.
-        try:
-            return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
-        except zlib.error as error:
-            raise DamagedData(str(error)) from error
+    start: Callable[[], Member]
+    error: type[Exception]
 
 
-class ZstdFrame:
-    """Decompressor for one zstd frame. The first decompressor imports the zstd library."""
-
-    def __init__(self) -> None:
-        # Backport of the standard library's module, for Python 3.13 and earlier.
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
-        self._error = zstd.ZstdError
-        self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        try:
-            return self._inner.decompress(data, max_length)
-        except self._error as error:
-            raise DamagedData(str(error)) from error
+def _gzip() -> ContentCoding:
+    return ContentCoding(partial(zlib.decompressobj, _GZIP), zlib.error)
 
 
-# Supported content codings, each with the function that creates the decompressor for one member.
-CODINGS: Final[Mapping[str, Callable[[], Member]]] = {"gzip": GzipMember, "x-gzip": GzipMember, "zstd": ZstdFrame}
+def _zstd() -> ContentCoding:
+    # Backport of the standard library's module, for Python 3.13 and earlier.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+    return ContentCoding(partial(zstd.ZstdDecompressor, options=options), zstd.ZstdError)
+
+
+# Supported content codings, each with the function that imports its library.
+CODINGS: Final[Mapping[str, Callable[[], ContentCoding]]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}
 
 
 class Unpacking:
@@ -129,9 +101,10 @@ class Unpacking:
     # - Bytes after a member must be another member.
 
     def __init__(self, coding: str, max_bytes: int) -> None:
-        self._coding = coding
+        self._name = coding
+        self._coding = CODINGS[coding]()
         self._max_bytes = max_bytes
-        self._member = CODINGS[coding]()
+        self._member = self._coding.start()
         self._members = 1
         self._waiting = b""
         self._packed = self._unpacked = 0
@@ -154,12 +127,13 @@ class Unpacking:
             data, self._waiting = self._waiting, b""
             try:
                 piece = self._member.decompress(data, PIECE_BYTES)
-            except DamagedData as error:
+            except self._coding.error as error:
                 raise InvalidRequest(
-                    f"The body is not valid {self._coding} data, although 'Content-Encoding' declares it: {error}."
+                    f"The body is not valid {self._name} data, although 'Content-Encoding' declares it: {error}."
                 ) from None
-            if self._member.eof:
-                self._waiting = self._member.unused_data
+            # zlib returns the input that it has not processed yet; zstd buffers it.
+            unprocessed: bytes = getattr(self._member, "unconsumed_tail", b"")
+            self._waiting = self._member.unused_data if self._member.eof else unprocessed
             self._check(len(piece))
             if piece or not self._waiting:
                 return piece
@@ -167,13 +141,13 @@ class Unpacking:
     def finish(self) -> None:
         """Raise InvalidRequest if the body ended inside a member."""
         if self._packed and not self._member.eof:
-            raise InvalidRequest(f"The body ends before its {self._coding} data is complete.")
+            raise InvalidRequest(f"The body ends before its {self._name} data is complete.")
 
     def _start_member(self) -> None:
         self._members += 1
         if self._members > MAX_MEMBERS:
-            raise InvalidRequest(f"The body has more than {MAX_MEMBERS} {self._coding} members; send one.")
-        self._member = CODINGS[self._coding]()
+            raise InvalidRequest(f"The body has more than {MAX_MEMBERS} {self._name} members; send one.")
+        self._member = self._coding.start()
 
     def _check(self, length: int) -> None:
         self._unpacked += length
