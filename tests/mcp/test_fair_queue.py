@@ -105,6 +105,20 @@ async def test_call_is_refused_after_its_deadline_or_if_the_queue_is_full() -> N
     assert sorted(recorder.order) == ["a1", "a3", "b1"]
 
 
+async def test_a_queue_without_places_refuses_every_call_that_would_wait() -> None:
+    recorder = CallRecorder(FairQueue(1, 0))
+    first = recorder.call("a1")
+    await settled()
+    with pytest.raises(NoSlot, match=r"^0 calls of this client are waiting"):
+        await recorder.call("b1")
+    await recorder.end("a1")
+    await first
+    last = recorder.call("b2")
+    await recorder.end("b2")
+    await last
+    assert recorder.order == ["a1", "b2"]
+
+
 async def test_slots_of_a_server_are_shared_by_all_owners(upstream: Upstream) -> None:
     host = McpHost(limits=McpLimits())
     running, maximum = 0, 0

@@ -46,14 +46,13 @@ class FairQueue:
         if self._free and not self._waiting:
             self._free -= 1
             return
-        queue = self._waiting.setdefault(owner, deque())
-        if len(queue) >= self._max_waiting:
+        count = len(self._waiting.get(owner, ()))
+        if count >= self._max_waiting:
             raise NoSlot(
-                f"{len(queue)} calls of this client are waiting for this tool server, which is the limit. Try again "
-                "later."
+                f"{count} calls of this client are waiting for this tool server, which is the limit. Try again later."
             )
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(admission)
+        self._waiting.setdefault(owner, deque()).append(admission)
         try:
             async with asyncio.timeout_at(until):
                 await admission
