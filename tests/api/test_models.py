@@ -24,6 +24,7 @@ class Card:
     owned_by: str = "unisono"
     passes: bool = False
     mode: str = "chat"
+    can_read_images: bool | None = False
 
 
 CARDS = (Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None))
@@ -187,3 +188,26 @@ async def test_a_model_group_has_the_mode_of_its_model() -> None:
     cards = (*CARDS, Card("embed", 8192, passes=True, mode="embedding"))
     body = (await Exchange(app(cards), "GET", "/model_group/info").run()).json()
     assert [group["mode"] for group in body["data"]] == ["chat", "chat", "embedding"]
+
+
+async def test_a_model_group_has_the_capabilities_of_its_model() -> None:
+    cards = (
+        Card("gpt-oss", None),
+        Card("describes", None, can_read_images=True),
+        Card("vl", None, passes=True, can_read_images=True),
+        Card("other", None, passes=True, can_read_images=None),
+    )
+    body = (await Exchange(app(cards), "GET", "/model_group/info").run()).json()
+    assert {
+        group["model_group"]: (
+            group["supports_function_calling"],
+            group["supports_parallel_function_calling"],
+            group["supports_vision"],
+        )
+        for group in body["data"]
+    } == {
+        "gpt-oss": (True, True, False),
+        "describes": (True, True, True),
+        "vl": (False, False, True),
+        "other": (False, False, False),
+    }

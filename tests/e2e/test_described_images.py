@@ -108,6 +108,16 @@ async def test_an_image_becomes_its_description(
     assert json.dumps(history).count(body["messages"][0]["content"][1]["image_url"]["url"].partition(",")[2]) == 1
 
 
+async def test_lists_state_which_models_accept_images(site: Site) -> None:
+    groups = (await site.line.gateway.get("/model_group/info")).body["data"]
+    assert {each["model_group"]: each["supports_vision"] for each in groups} == {"gpt-oss": True, "vl": True}
+    models = (await site.line.gateway.get("/model/info")).body["data"]
+    assert {each["model_name"]: each["model_info"]["supports_vision"] for each in models} == {
+        "gpt-oss": True,
+        "vl": True,
+    }
+
+
 async def test_a_history_sent_again_costs_nothing_and_extends_the_prompt(site: Site) -> None:
     history = renamed(NEWEST["messages"][1], "B")
     await send(site.line, "messages", history)

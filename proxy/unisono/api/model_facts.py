@@ -54,7 +54,7 @@ class LiteLlmModel(AnswerModel):
 
 
 class ModelGroup(AnswerModel):
-    """LiteLLM's entry of `/model_group/info`."""
+    """LiteLLM's entry of `/model_group/info`. An unknown capability is False, as in LiteLLM."""
 
     model_group: str
     providers: list[str]
@@ -109,7 +109,7 @@ def to_litellm_model(card: ModelCard, prices: PriceList = NO_PRICES) -> LiteLlmM
             max_tokens=card.context,
             supports_function_calling=None if card.passes else True,
             supports_reasoning=None if card.passes else True,
-            supports_vision=None if card.passes else False,
+            supports_vision=card.can_read_images,
             input_cost_per_token=sent,
             output_cost_per_token=generated,
             cache_read_input_token_cost=cached,
@@ -140,9 +140,9 @@ def to_model_group(card: ModelCard, prices: PriceList) -> ModelGroup:
         max_input_tokens=card.context,
         max_output_tokens=card.context,
         supports_function_calling=not card.passes,
-        supports_parallel_function_calling=False,
+        supports_parallel_function_calling=not card.passes,
         supports_reasoning=not card.passes,
-        supports_vision=False,
+        supports_vision=bool(card.can_read_images),
         input_cost_per_token=sent,
         output_cost_per_token=generated,
     )

@@ -48,6 +48,11 @@ class ModelCard(Protocol):
         ...
 
     @property
+    def can_read_images(self) -> bool | None:
+        """True if images in requests reach a model, itself or as descriptions; None if unknown."""
+        ...
+
+    @property
     def is_stored(self) -> bool:
         """True if all deployments of the model are in the store, not in the configuration file."""
         ...

@@ -61,9 +61,15 @@ def _model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
         settings.failover,
         forbidden_tools,
         strips_media=settings.media != "refuse",
-        vision_model=settings.media_model and catalogue.resolve_alias(settings.media_model, "media_model"),
+        vision_model=_vision_model(catalogue, model),
         defaults=defaults,
     )
+
+
+def _vision_model(catalogue: ModelRegistry, model: ServedModel) -> str | None:
+    """Return the model that describes images for `model`, None if its images are not described."""
+    name = model.settings.media_model
+    return name and catalogue.resolve_alias(name, "media_model")
 
 
 def _answer_defaults(model: ServedModel) -> AnswerDefaults:
@@ -83,8 +89,8 @@ def _answer_defaults(model: ServedModel) -> AnswerDefaults:
 class Card:
     """Public properties of a model name, for the list of models.
 
-    `context` is the context window in tokens, None if unknown. `is_stored` is True if all deployments of the model were
-    added at run time.
+    `context` is the context window in tokens; it and `can_read_images` are None if unknown. `is_stored` is True if all
+    deployments of the model were added at run time.
     """
 
     id: str
@@ -92,19 +98,29 @@ class Card:
     passes: bool = False
     mode: ModelMode = ModelMode.CHAT
     owned_by: str = "unisono"
+    can_read_images: bool | None = False
     is_stored: bool = False
 
 
 def cards(catalogue: ModelRegistry, pool: RoutingPool, stored: StoredModels, caller: Caller) -> list[Card]:
     """Return a card for every model name that the caller may see."""
-    return [
-        Card(
+    vision_models = {_vision_model(catalogue, model) for model in catalogue.groups()}
+
+    def to_card(name: str, model: ServedModel) -> Card:
+        passes = catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
+        # A pass-through model can read images if it is a `media_model`; otherwise its abilities are unknown.
+        can_read_images = (model.name in vision_models or None) if passes else model.settings.media == "describe"
+        return Card(
             name,
             pool.context(model.name),
-            catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE),
+            passes,
             model.mode,
+            can_read_images=can_read_images,
             is_stored=all(stored.is_served(entry.model_info.id or "") for entry in model.entries),
         )
+
+    return [
+        to_card(name, model)
         for name, model in catalogue.listed()
         if caller.may_use_model(name, model.name, *model.access_groups)
     ]
