@@ -45,7 +45,7 @@ def built(*entries: dict[str, Any], key: str | None = None, **sections: Any) -> 
 @asynccontextmanager
 async def running(app: LayeredApp) -> AsyncIterator[LayeredApp]:
     async with app.lifespan():
-        await app.state.gateway.pool.settled(5)
+        await app.state.gateway.pool.wait_for_probes(5)
         yield app
 
 

@@ -415,7 +415,7 @@ def test_answer_modes_match_the_page() -> None:
     [block] = [block for block in BLOCKS.values() if "assistant" in block]
     registry = ModelRegistry(parse(yaml.safe_load(block), {}).config)
     modes = {model.name: registry.answer_mode(model) for model in registry.groups()}
-    assert modes == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}
+    assert modes == {"assistant": AnswerMode.ENGINE_THEN_PASSTHROUGH, "other": AnswerMode.PASSTHROUGH_THEN_ENGINE}
 
 
 @pytest.mark.parametrize(

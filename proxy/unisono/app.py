@@ -28,7 +28,7 @@ from unisono.api.metrics import MetricsSource
 from unisono.api.models import ModelCards
 from unisono.api.route_table import prepare_routes, provide
 from unisono.bootstrap.alerts import Alerting
-from unisono.bootstrap.api_parts import ApiParts, build_api_parts, build_failures, request_rules
+from unisono.bootstrap.api_parts import ApiParts, build_api_parts, build_failed_authentications, request_rules
 from unisono.bootstrap.background import BackgroundResponses
 from unisono.bootstrap.budgets import build_budgets, build_prices
 from unisono.bootstrap.chat_api import DIRECT_ROUTES, chat_route
@@ -215,7 +215,7 @@ def _make_app(parts: ApiParts, lifespan: Lifespan, sinks: Sequence[RecordSink], 
                 formats=ERROR_FORMATS,
                 networks=None if (allowed := config.general_settings.allowed_ips) is None else ClientNetworks(allowed),
                 proxies=ClientNetworks(config.general_settings.proxies),
-                failures=build_failures(config),
+                failures=build_failed_authentications(config),
                 rules=request_rules(config, gateway.catalogue, EndUsers(gateway.store).apply),
             ),
             Middleware(TokenComments),

@@ -48,7 +48,7 @@ def entry(fake: FakeVllm, *, patience_s: float = 5.0, **params: Any) -> dict[str
 async def probed_gateway(*entries: dict[str, Any], **sections: Any) -> AsyncIterator[Gateway]:
     """Run a gateway whose backends have been probed, so that only client requests are counted."""
     async with gateway({"model_list": list(entries), **sections}) as running:
-        await pool_of(running).settled(10)
+        await pool_of(running).wait_for_probes(10)
         yield running
 
 
@@ -139,7 +139,7 @@ async def test_one_tenant_is_hardly_slowed_by_a_greedy_tenant() -> None:
         config = parse({"model_list": entries, "unisono": {"max_queue": 40}}, {}).config
         pool = build_pool(config, ModelRegistry(config))
         engine = build_engine(pool)
-        await pool.settled(10)
+        await pool.wait_for_probes(10)
         refusals: list[BackendError] = []
 
         async def asks(owner: str) -> float:

@@ -59,7 +59,7 @@ async def served(config: dict[str, Any]) -> AsyncIterator[Gateway]:
     """Run a gateway and wait until its backends were probed."""
     async with gateway(config) as running:
         assert running.app is not None
-        await running.app.state.gateway.pool.settled(30)
+        await running.app.state.gateway.pool.wait_for_probes(30)
         yield running
 
 
@@ -149,7 +149,7 @@ async def test_new_requests_avoid_a_backend_on_which_a_request_hangs(
 
 
 @asynccontextmanager
-async def passing(first: FakeOpenAi, second: FakeOpenAi) -> AsyncIterator[Gateway]:
+async def passthrough_gateway(first: FakeOpenAi, second: FakeOpenAi) -> AsyncIterator[Gateway]:
     """Run a gateway that passes requests through to the first server while it is healthy."""
     entries = [
         {"model_name": "other", "litellm_params": {"model": "vllm/qwen", "api_base": fake.url, "order": order}}
@@ -162,14 +162,14 @@ async def passing(first: FakeOpenAi, second: FakeOpenAi) -> AsyncIterator[Gatewa
 @pytest.mark.slow
 async def test_passthrough_answer_without_streaming_may_use_the_total_time() -> None:
     script = OpenAiScript(delay_s=SLOW_S)
-    async with FakeOpenAi(script) as first, FakeOpenAi() as second, passing(first, second) as running:
+    async with FakeOpenAi(script) as first, FakeOpenAi() as second, passthrough_gateway(first, second) as running:
         answer = await running.chat(model="other")
         assert (answer.status, len(first.requests), len(second.requests)) == (200, 1, 0)
 
 
 async def test_passthrough_answer_without_streaming_fails_over_after_a_failed_probe() -> None:
     script = OpenAiScript(delay_s=60.0)
-    async with FakeOpenAi(script) as first, FakeOpenAi() as second, passing(first, second) as running:
+    async with FakeOpenAi(script) as first, FakeOpenAi() as second, passthrough_gateway(first, second) as running:
         first.listing = Refusal(500, b"{}")
         began = time.monotonic()
         answer = await running.chat(model="other")
@@ -178,7 +178,7 @@ async def test_passthrough_answer_without_streaming_fails_over_after_a_failed_pr
 
 
 async def test_only_passthrough_streams_teach_first_token_times() -> None:
-    async with FakeOpenAi() as first, FakeOpenAi() as second, passing(first, second) as running:
+    async with FakeOpenAi() as first, FakeOpenAi() as second, passthrough_gateway(first, second) as running:
         for stream in (False, True):
             assert (await running.chat(model="other", stream=stream)).status == 200
             assert [is_warm(live) for live in members(running, "other")] == [stream, False]

@@ -172,7 +172,7 @@ class Table:
         assert self.running.app is not None
         async with asyncio.timeout(30):
             while any(live.known is None for cell in self.hangs for live in self.deployments(cell)):
-                await self.running.app.state.gateway.pool.settled(5)
+                await self.running.app.state.gateway.pool.wait_for_probes(5)
                 await asyncio.sleep(0.1)
 
     async def measure(self, cell: Cell) -> tuple[str, float]:

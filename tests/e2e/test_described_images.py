@@ -70,7 +70,7 @@ def config(fake: Fake, vision: FakeOpenAi) -> Json:
 async def running() -> AsyncIterator[Site]:
     async with WIRE.fake() as fake, FakeOpenAi() as vision, gateway(config(fake, vision)) as served:
         assert served.app is not None
-        await served.app.state.gateway.pool.settled(5)
+        await served.app.state.gateway.pool.wait_for_probes(5)
         yield Site(Line(WIRE, fake, served), vision)
 
 

@@ -196,8 +196,8 @@ async def test_pass_through_answers_are_checked(stream: bool, action: str) -> No
 @pytest.mark.parametrize("model", ["llama", "gpt-oss"])
 async def test_every_text_of_a_request_is_checked(place: str, model: str) -> None:
     surface, body = HIDDEN[place]
-    async with FakeOpenAi() as passing, FakeVllm(tokens=ANSWER) as engine:
-        url = passing.url if model == "llama" else engine.url
+    async with FakeOpenAi() as provider, FakeVllm(tokens=ANSWER) as engine:
+        url = provider.url if model == "llama" else engine.url
         config = config_of(f"vllm@{url}", name=model, guardrails=[guardrail("pre_call", patterns=[BLOCK_MAIL])])
         async with gateway(config) as running:
             answer = await post(running, surface, model=model, **body)

@@ -80,7 +80,7 @@ async def test_a_first_token_that_arrived_in_time_is_no_timeout() -> None:
         }
         async with gateway({"model_list": [entry], "router_settings": {"num_retries": 0}}) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(10)
+            await running.app.state.gateway.pool.wait_for_probes(10)
             asyncio.get_running_loop().call_later(BUSY_FROM_S, time.sleep, BUSY_UNTIL_S - BUSY_FROM_S)
             reply = await running.chat(model="other", stream=True)
             assert message_of(reply).content == "".join(WORDS)

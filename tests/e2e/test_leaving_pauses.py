@@ -97,7 +97,7 @@ async def running_gateway() -> AsyncIterator[tuple[Sequence[Case], Gateway]]:
             gateway({"model_list": list(map(deployment_of, all_cases)), "unisono": {"raw_completions": True}})
         )
         assert running.app is not None
-        await running.app.state.gateway.pool.settled(60)
+        await running.app.state.gateway.pool.wait_for_probes(60)
         yield all_cases, running
 
 

@@ -202,7 +202,7 @@ async def test_without_those_of_the_prompt_another_backend_is_preferred() -> Non
         both = config_of(f"llamacpp@{llama.url}", f"vllm@{vllm.url}", unisono={"raw_completions": True})
         async with gateway(both) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             for _ in range(4):
                 answer = await running.post("/v1/completions", body)
                 assert answer.body["unisono"]["backend"] == "vllm-1"
@@ -234,7 +234,7 @@ async def test_a_backend_without_them_is_an_error_and_another_one_is_preferred()
                 assert answer.body["error"]["param"] == field
         async with gateway(config_of(f"ollama@{ollama.url}", f"vllm@{vllm.url}")) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             for _ in range(4):
                 answer = await running.chat(logprobs=True)
                 assert answer.body["unisono"]["backend"] == "vllm-1"

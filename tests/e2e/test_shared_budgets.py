@@ -91,7 +91,7 @@ async def test_a_spent_provider_is_left_out() -> None:
         }
         async with gateway(config) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             backends = [(await running.chat(max_tokens=SIZE)).body["unisono"]["backend"] for _ in range(4)]
             assert backends == ["vllm-1", "vllm-1", "sglang-1", "sglang-1"]
 
@@ -117,7 +117,7 @@ async def test_a_request_is_refused_if_all_deployments_with_its_tags_are_spent()
         }
         async with gateway(config) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             assert (await running.chat(max_tokens=SIZE, tags=["paid"])).status == 200
             refused = await running.chat(max_tokens=SIZE, tags=["paid"])
             assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
@@ -134,7 +134,7 @@ async def test_after_a_failover_each_provider_pays_for_what_it_generated() -> No
         config["router_settings"] = {"provider_budget_config": providers, "allowed_fails": 1_000}
         async with gateway(config) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             first = await running.chat(max_tokens=SIZE, stream=True)
             assert (first.status, first.events[-1]["unisono"]["failovers"]) == (200, 1)
             vllm.script = lambda _: VllmScript(tokens=ANSWER)
@@ -153,7 +153,7 @@ async def test_a_provider_pays_for_what_it_generated_before_another_one_failed()
         config["router_settings"] = {"provider_budget_config": providers, "allowed_fails": 1_000, "num_retries": 1}
         async with gateway(config) as running:
             assert running.app is not None
-            await running.app.state.gateway.pool.settled(5)
+            await running.app.state.gateway.pool.wait_for_probes(5)
             sglang.script = lambda _: Refusal(500)
             await running.chat(max_tokens=SIZE, stream=True)
             vllm.script = lambda _: VllmScript(tokens=ANSWER)

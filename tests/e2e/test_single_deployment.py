@@ -211,7 +211,7 @@ async def test_a_deployment_is_retried_while_the_other_one_is_down(name: str, nu
 
     async with staged(SCRIPTS["reasoning and text"], ["vllm"], one_is_down) as (play, running):
         assert running.app is not None
-        await running.app.state.gateway.pool.settled(5)
+        await running.app.state.gateway.pool.wait_for_probes(5)
         play.failures = FAILURES[name]()
         response = await running.chat(stream=True)
         assert message_of(response).finish_reason == "stop", response.raw

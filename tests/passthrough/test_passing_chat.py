@@ -36,7 +36,7 @@ def entry(base: str, model: str = "vllm/qwen", *, name: str = "other", **params:
 async def served(*entries: dict[str, Any], **sections: Any) -> AsyncIterator[Gateway]:
     async with gateway({"model_list": list(entries), **sections}) as running:
         assert running.app is not None
-        await running.app.state.gateway.pool.settled(5)
+        await running.app.state.gateway.pool.wait_for_probes(5)
         yield running
 
 

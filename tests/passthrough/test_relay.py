@@ -14,7 +14,7 @@ from unisono.passthrough.relay import relay_for
 
 def passthrough_request(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
     return PassthroughRequest(
-        api, AnswerMode.PASSING, {}, "mine", stream, tokens=5, choices=choices, is_usage_requested=wants_usage
+        api, AnswerMode.PASSTHROUGH, {}, "mine", stream, tokens=5, choices=choices, is_usage_requested=wants_usage
     )
 
 

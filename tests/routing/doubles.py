@@ -75,7 +75,7 @@ async def known_pool(
     """Return a pool of one model, `m`, whose deployments are probed."""
     lives = [live_of(item, clock) if isinstance(item, str) else item for item in names]
     pool = RoutingPool({"m": lives}, rules, clock=clock)
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     return pool, lives
 
 

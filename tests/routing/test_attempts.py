@@ -91,7 +91,7 @@ async def test_the_limit_leaves_time_for_a_fallback_model() -> None:
     clock = Clock()
     groups = {name: [live_of(name, clock)] for name in ("m", "n")}
     pool = RoutingPool(groups, RoutingRules(num_retries=0), fallback_models={"m": FallbackModels(("n",))}, clock=clock)
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     assert await shortest_limit(pool.route(RouteRequest("m"))) == 3.0
 
 

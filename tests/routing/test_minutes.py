@@ -117,7 +117,7 @@ async def test_a_fallback_model_is_used_without_waiting() -> None:
     clock = Clock()
     lives = {"m": [live_of("a", clock, requests_per_minute=1)], "n": [live_of("b", clock)]}
     pool = RoutingPool(lives, fallback_models={"m": FallbackModels(("n",))}, clock=clock)
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     async with asyncio.timeout(5):
         assert [await send_request(pool) for _ in range(3)] == ["a", "b", "b"]
 

@@ -96,11 +96,11 @@ async def test_failing_backends_are_probed_repeatedly(monkeypatch: pytest.Monkey
 async def test_settled_waits_for_probes_up_to_a_timeout() -> None:
     slow = ScriptedBackend(gate=asyncio.Event())
     pool = RoutingPool({"m": [LiveDeployment("a", ScriptedBackend()), LiveDeployment("b", slow)]})
-    await pool.settled(0.02)
+    await pool.wait_for_probes(0.02)
     assert [status.state for status in pool.status()] == ["ready", "unknown"]
     assert slow.gate is not None
     slow.gate.set()
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     assert [status.state for status in pool.status()] == ["ready", "ready"]
     assert slow.probes == 1
 

@@ -414,7 +414,7 @@ async def pool_with_fallbacks(
         "large": [live_of("l1", clock, replace(IDS, context=100_000), **terms)],
     }
     pool = RoutingPool(groups, rules, fallback_models=fallback_models, clock=clock)
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     return pool
 
 

@@ -63,7 +63,7 @@ async def pool_of(
         for model, members in groups.items()
     }
     pool = RoutingPool(terms, rules, fallback_models=fallback_models, clock=clock)
-    await pool.settled(5)
+    await pool.wait_for_probes(5)
     return pool
 
 

@@ -112,11 +112,11 @@ class AlertWebhook:
         for attempt in range(self._options.retries + 1):
             if attempt:
                 await asyncio.sleep(RETRY_PAUSE_S * 2 ** (attempt - 1))
-            problem, may_repeat = await self._post(session, body)
+            problem, can_retry = await self._post(session, body)
             if not problem:
                 self._count("sent", 1)
                 return
-            if not may_repeat:
+            if not can_retry:
                 break
         log.error("an alert could not be sent", extra={"reason": problem, "alert": alert.message})
         self._count("failed", 1)

@@ -155,7 +155,7 @@ class ImageDescriber:
             "messages": [{"role": "user", "content": parts}],
             "max_tokens": MAX_DESCRIPTION_TOKENS,
         }
-        passthrough = to_passthrough(Api.CHAT, body, AnswerMode.PASSING)
+        passthrough = to_passthrough(Api.CHAT, body, AnswerMode.PASSTHROUGH)
         # A different id than the client's request, whose own id identifies its recording.
         request_id = vision.request_id and f"{vision.request_id}-image"
         # The routing that the client chose is for its own model.

@@ -173,12 +173,12 @@ async def passed_through(
     `stream` is not a boolean. Raises the errors of `service` if it refuses the request.
     """
 
-    def understood() -> tuple[PassthroughRequest, GenerationRequest]:
-        passthrough = to_passthrough(api, body, AnswerMode.PASSING)
+    def to_requests() -> tuple[PassthroughRequest, GenerationRequest]:
+        passthrough = to_passthrough(api, body, AnswerMode.PASSTHROUGH)
         caller, request_id = request.state.caller, request.state.request_id
         return passthrough, to_generation_request(passthrough, group, caller, request_id, readable)
 
-    passthrough, generation_request = await off_loop(understood, len(await request.body()))
+    passthrough, generation_request = await off_loop(to_requests, len(await request.body()))
     return await _answer(request, service, generation_request, passthrough, keep_alive_s)
 
 

@@ -45,7 +45,7 @@ class ApiParts:
     """Components that all APIs for requests to models share.
 
     `describer` describes images; None if no model has a vision model. `files` reads the files in requests.
-    `passing_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
+    `passthrough_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
     """
 
     gateway: Gateway
@@ -53,7 +53,7 @@ class ApiParts:
     background: BackgroundResponses
     describer: ImageDescriber | None
     files: FileReader | None
-    passing_files: FileReader | None
+    passthrough_files: FileReader | None
 
     def today(self) -> str:
         return current_date(self.gateway.config.unisono)
@@ -69,7 +69,7 @@ def build_api_parts(gateway: Gateway, service: GenerationService, background: Ba
         background,
         describer=ImageDescriber(service, parts.descriptions) if has_vision_model else None,
         files=files,
-        passing_files=files if config.unisono.hooks or config.guardrails else None,
+        passthrough_files=files if config.unisono.hooks or config.guardrails else None,
     )
 
 
@@ -81,7 +81,7 @@ def current_date(settings: GatewaySettings) -> str:
     return day.isoformat()
 
 
-def build_failures(config: Config) -> FailedAuthentications | None:
+def build_failed_authentications(config: Config) -> FailedAuthentications | None:
     """Return the limiter for requests with invalid keys, or None if there is no limit."""
     settings = config.unisono.failed_authentication
     if not settings.max_per_minute:

@@ -33,7 +33,7 @@ def chat_route(parts: ApiParts) -> ChatRoute:
         find_way=answer_modes(parts.gateway.catalogue),
         describer=parts.describer,
         files=parts.files,
-        passing_files=parts.passing_files,
+        passthrough_files=parts.passthrough_files,
     )
 
 

@@ -37,7 +37,7 @@ from unisono.routing.tags import TagRules
 # Entry-point group of the adapters for Harmony.
 BACKENDS = "unisono.backends"
 # Entry-point group of the adapters for pass-through.
-PASSING = "unisono.passing"
+PASSTHROUGH_BACKENDS = "unisono.passing"
 
 Factory = Callable[[BackendOptions], Endpoint]
 
@@ -54,7 +54,7 @@ class Factories:
             _installed.cache_clear()
         self._config = config
         self._found = _installed(BACKENDS)
-        self._passthrough = _installed(PASSING)
+        self._passthrough = _installed(PASSTHROUGH_BACKENDS)
 
     def factory_for(self, entry: ModelEntry, path: str) -> Factory:
         """Return the factory of the backend for an entry.

@@ -107,7 +107,7 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, stored: StoredModels, cal
     vision_models = {_vision_model(catalogue, model) for model in catalogue.groups()}
 
     def to_card(name: str, model: ServedModel) -> Card:
-        passes = catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
+        passes = catalogue.answer_mode(model) in (AnswerMode.PASSTHROUGH, AnswerMode.PASSTHROUGH_THEN_ENGINE)
         # A pass-through model can read images if it is a `media_model`; otherwise its abilities are unknown.
         can_read_images = (model.name in vision_models or None) if passes else model.settings.media == "describe"
         return Card(

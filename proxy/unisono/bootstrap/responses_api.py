@@ -37,7 +37,7 @@ def responses_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
     """Put the dependencies of the Responses API into `state`, and return its routes."""
     gateway = parts.gateway
     deps = responses_deps(gateway, parts.service, gateway.parts.server_tools.value.rules)
-    deps = replace(deps, describer=parts.describer, files=parts.files, passing_files=parts.passing_files)
+    deps = replace(deps, describer=parts.describer, files=parts.files, passthrough_files=parts.passthrough_files)
     provide(state, ResponsesApi(deps, parts.background.runner()))
     return [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes]
 
@@ -81,7 +81,7 @@ def responses_model(
     Raises UnsupportedValue for a pass-through model, whose answers are not stored, and the same errors as `text_model`.
     """
     model = text_model(catalogue, name, caller)
-    if catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
+    if catalogue.answer_mode(model) in (AnswerMode.PASSTHROUGH, AnswerMode.PASSTHROUGH_THEN_ENGINE):
         raise UnsupportedValue(
             f"The pass-through model `{name[:256]}` supports only plain `POST /v1/responses` requests.",
             param="model",

@@ -160,8 +160,8 @@ class ModelRegistry:
         others = self._fallback_models_for(model, requested)
         other_kinds = set().union(*(_kinds(self._groups[name]) for name in (*others.fallbacks, *others.larger)))
         if True in kinds:
-            return AnswerMode.ENGINE_THEN_PASSING if False in kinds | other_kinds else AnswerMode.ENGINE
-        return AnswerMode.PASSING_THEN_ENGINE if True in other_kinds else AnswerMode.PASSING
+            return AnswerMode.ENGINE_THEN_PASSTHROUGH if False in kinds | other_kinds else AnswerMode.ENGINE
+        return AnswerMode.PASSTHROUGH_THEN_ENGINE if True in other_kinds else AnswerMode.PASSTHROUGH
 
     def stores_responses(self, model: ServedModel, requested: RequestedRouting = NO_ROUTING) -> bool:
         """Return whether all requests for the model reach one provider that stores responses.

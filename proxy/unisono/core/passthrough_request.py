@@ -198,9 +198,9 @@ class AnswerMode(StrEnum):
     """Components that may answer for a model: engine, pass-through deployments, or both."""
 
     ENGINE = "engine"
-    PASSING = "passing"
-    ENGINE_THEN_PASSING = "engine then passing"
-    PASSING_THEN_ENGINE = "passing then engine"
+    PASSTHROUGH = "passing"
+    ENGINE_THEN_PASSTHROUGH = "engine then passing"
+    PASSTHROUGH_THEN_ENGINE = "passing then engine"
 
     @property
     def passes(self) -> bool:

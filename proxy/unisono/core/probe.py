@@ -161,7 +161,7 @@ MEANINGS: Mapping[Check, Meaning] = {
 SMALLEST_CONTEXT = 8192
 
 # Failures that may be temporary; they do not exclude a backend that was healthy before.
-PASSING = frozenset({Check.REACHABLE, Check.GENERATION})
+TEMPORARY_FAILURES = frozenset({Check.REACHABLE, Check.GENERATION})
 
 
 @dataclass(frozen=True, slots=True)

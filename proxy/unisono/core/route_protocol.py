@@ -75,17 +75,17 @@ class RouteRequest:
 
     The queue serves owners in turn: a request waits for earlier requests of the same `owner`, but not for all requests
     of a different owner. Requests with the same `sticky` value go to one deployment, to use its prefix cache, while
-    this deployment is healthy and no busier than others. An empty `sticky` allows any deployment. `passing` selects
-    only pass-through deployments; otherwise, only Harmony deployments are used. Deployments with a name in `excluded`
-    are not used. `identity` returns the name of the requester to which failures are attributed, or an empty text; it is
-    called only after a failure. `requested` is the routing that the client chose. `has_both_kinds`: the model also has
-    deployments of the other kind, which a second route uses.
+    this deployment is healthy and no busier than others. An empty `sticky` allows any deployment. If `is_passthrough`
+    is True, only pass-through deployments are used; otherwise, only Harmony deployments. Deployments with a name in
+    `excluded` are not used. `identity` returns the name of the requester to which failures are attributed, or an empty
+    text; it is called only after a failure. `requested` is the routing that the client chose. `has_both_kinds`: the
+    model also has deployments of the other kind, which a second route uses.
     """
 
     model: str
     owner: str = ""
     sticky: str = ""
-    passing: bool = False
+    is_passthrough: bool = False
     excluded: frozenset[str] = frozenset()
     identity: Callable[[], str] = field(default=str, compare=False)
     requested: RequestedRouting = NO_ROUTING

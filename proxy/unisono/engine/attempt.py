@@ -36,9 +36,9 @@ class SlotSession:
     """Slot that one answer in progress uses, and failover to other slots."""
 
     def __init__(
-        self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, *, passing: bool = False
+        self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, is_passthrough: bool = False
     ) -> None:
-        """`passing`: use pass-through deployments instead of Harmony deployments."""
+        """`is_passthrough`: use pass-through deployments instead of Harmony deployments."""
         self._request = request
         self._report = report
         caller = request.origin.caller
@@ -49,7 +49,7 @@ class SlotSession:
                 request.model,
                 owner,
                 request.routing.sticky,
-                passing=passing,
+                is_passthrough=is_passthrough,
                 excluded=request.routing.excluded,
                 identity=identity,
                 requested=NO_ROUTING if caller is None else caller.routing,
@@ -57,7 +57,7 @@ class SlotSession:
             )
         )
         # A shortened silence limit is useful only if the answer can continue on another deployment.
-        self._can_resume = request.routing.failover and not passing
+        self._can_resume = request.routing.failover and not is_passthrough
         self._earlier = tuple(report.tries)
         self._now = asyncio.get_running_loop().time
         self._deadline = request.routing.deadline or Deadline(self._now())

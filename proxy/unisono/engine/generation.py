@@ -25,7 +25,7 @@ from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.server_tools.tools import LEFT_OUT
-from unisono.engine.step_runner import StepRunner, replay_journal, settled
+from unisono.engine.step_runner import StepRunner, in_thread_if_long, replay_journal
 from unisono.engine.steps import ContinueTurn, OpenFinal, RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
@@ -69,7 +69,7 @@ class HarmonyGeneration(BatchStream):
             while not is_finished:
                 try:
                     if reader.has_pending_edit:
-                        batch = await settled(reader, reader.apply_edit)
+                        batch = await in_thread_if_long(reader, reader.apply_edit)
                         if batch and (events := self._to_emit(batch, reader, runner)):
                             yield events
                     batch, reason = [], None
@@ -132,7 +132,7 @@ class HarmonyGeneration(BatchStream):
         transcript = reader.transcript
         # A backend that accepts only text cannot continue inside a character, unless this character is dropped.
         continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
-        if continues_here and await settled(reader, transcript.drop_incomplete_character):
+        if continues_here and await in_thread_if_long(reader, transcript.drop_incomplete_character):
             return reader
         # Neither an answer whose server tools may have had effects nor an answer with emitted output starts over.
         can_restart = prepared.loop is None and not runner.has_output
@@ -235,7 +235,7 @@ class HarmonyGeneration(BatchStream):
         """Yield the last `events` of a step, and the batches before the next step."""
         if reader.has_pending_edit:
             # Emit one batch: a journal can be cut only at a token, and no token separates these events.
-            if events := [*events, *await settled(reader, reader.apply_edit)]:
+            if events := [*events, *await in_thread_if_long(reader, reader.apply_edit)]:
                 yield events
             return
         match reader.next_step:
@@ -314,7 +314,7 @@ async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) ->
     assert loop is not None
     assert calls is not None
     if calls.pending is not None:
-        yield reader.record_outcome(await loop.run(calls, calls.pending, may_repeat=True))
+        yield reader.record_outcome(await loop.run(calls, calls.pending, is_possible_repeat=True))
     while calls.calls:
         arguments = await loop.parse_arguments(calls)
         yield reader.announce_call(arguments, late=loop.is_late)

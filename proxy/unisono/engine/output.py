@@ -111,10 +111,10 @@ class OutputReader:
         return self.transcript.router.output_tokens
 
     @property
-    def unsettled(self) -> int:
+    def undecided_tokens(self) -> int:
         """Return how many tokens a marker, an edit or the generation's end may have to process."""
         edit = self.transcript.controller.step.pending
-        return max(self.transcript.router.unsettled, 0 if edit is None else len(edit.body))
+        return max(self.transcript.router.undecided_tokens, 0 if edit is None else len(edit.body))
 
     @property
     def is_step_complete(self) -> bool:

@@ -314,7 +314,7 @@ def _drop(events: list[Event]) -> bool:
 async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
     """Read a portion of tokens, in a thread if this may take long, and return the events."""
     # A control token may end a message. Processing a long message takes more than a millisecond.
-    if max(portion) >= FIRST_SPECIAL and reader.unsettled > LONG_MESSAGE_TOKENS:
+    if max(portion) >= FIRST_SPECIAL and reader.undecided_tokens > LONG_MESSAGE_TOKENS:
         return await in_thread(reader, partial(reader.feed, portion))
     return reader.feed(portion)
 
@@ -325,9 +325,9 @@ async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens)
     return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
 
 
-async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
+async def in_thread_if_long(reader: OutputReader, work: Callable[[], T]) -> T:
     """Run `work`, which may process the unfinished message; in a thread if the message is long."""
-    return await in_thread(reader, work) if reader.unsettled > LONG_MESSAGE_TOKENS else work()
+    return await in_thread(reader, work) if reader.undecided_tokens > LONG_MESSAGE_TOKENS else work()
 
 
 async def with_end(reader: OutputReader, events: list[Event], reason: FinishReason) -> list[Event]:
@@ -337,7 +337,7 @@ async def with_end(reader: OutputReader, events: list[Event], reason: FinishReas
     """
     if reader.has_pending_edit:
         return events
-    return events + await settled(reader, partial(reader.end_generation, reason))
+    return events + await in_thread_if_long(reader, partial(reader.end_generation, reason))
 
 
 async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:
@@ -348,7 +348,7 @@ async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:
 
 
 async def _end(reader: OutputReader, reason: FinishReason) -> Generated:
-    yield await settled(reader, partial(reader.end_generation, reason)), reason
+    yield await in_thread_if_long(reader, partial(reader.end_generation, reason)), reason
 
 
 async def _only(events: list[Event], reason: FinishReason) -> Generated:

@@ -233,11 +233,11 @@ class _Text:
             return True
         if token == END and self._place is _Place.BEFORE_ANSWER:
             ahead = text[at : at + _ANSWER_LOOKAHEAD]
-            settled = over or len(ahead) == _ANSWER_LOOKAHEAD
-            return _ends_before_answer(ahead, settled, over)
+            should_decide = over or len(ahead) == _ANSWER_LOOKAHEAD
+            return _ends_before_answer(ahead, should_decide, over)
         ahead = text[at : at + _LOOKAHEAD]
-        settled = over or len(ahead) == _LOOKAHEAD
-        return _stop_is_meant(ahead, settled) if token in _STOPS else _start_is_meant(ahead, settled)
+        should_decide = over or len(ahead) == _LOOKAHEAD
+        return _stop_is_meant(ahead, should_decide) if token in _STOPS else _start_is_meant(ahead, should_decide)
 
 
 def _id_of(marker: str) -> int:
@@ -245,30 +245,30 @@ def _id_of(marker: str) -> int:
     return int(marker[len("<|reserved_") : -2]) if token is None else token
 
 
-def _stop_is_meant(rest: str, settled: bool) -> bool | None:
+def _stop_is_meant(rest: str, should_decide: bool) -> bool | None:
     """Return True if a stop marker is real, False if it is quoted, None if undecided.
 
     `rest` is the text after the marker. A real marker is followed by nothing, by another marker, or by a header. If
-    prose follows, the marker is quoted, unless a real start or channel marker follows the prose. With `settled`, the
-    decision is made with `rest` alone, and the result is never None.
+    prose follows, the marker is quoted, unless a real start or channel marker follows the prose. With `should_decide`,
+    the decision is made with `rest` alone, and the result is never None.
     """
     following = _MARKER.search(rest)
     if following is None:
         if not rest.strip():
-            return True if settled else None
-        return False if settled else None
+            return True if should_decide else None
+        return False if should_decide else None
     token = _id_of(following[0])
     between = rest[: following.start()]
     if not between.strip():
         return True
     if token in (START, CHANNEL):
-        return _start_is_meant(rest[following.end() :], settled)
+        return _start_is_meant(rest[following.end() :], should_decide)
     if token in (MESSAGE, CONSTRAIN):
         return _HEADER_START.match(between) is not None
     return False
 
 
-def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
+def _ends_before_answer(rest: str, should_decide: bool, over: bool) -> bool | None:
     """Return whether an end marker in reasoning or a preamble is real; see `_stop_is_meant`.
 
     The end marker is also real if only text without a header follows it until the output ends. That text is the answer.
@@ -276,29 +276,29 @@ def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
     """
     following = _MARKER.search(rest)
     if following is None and rest.strip():
-        return over if settled else None
+        return over if should_decide else None
     if following is not None and _id_of(following[0]) == RETURN:
         return True
-    return _stop_is_meant(rest, settled)
+    return _stop_is_meant(rest, should_decide)
 
 
-def _start_is_meant(rest: str, settled: bool) -> bool | None:
+def _start_is_meant(rest: str, should_decide: bool) -> bool | None:
     """Return True if a start or channel marker in a body is real, False if it is quoted.
 
     `rest` is the text after the marker. The marker is real if a header follows: a few words, and then another marker.
-    Return None if more text is needed to decide. With `settled`, the result is never None.
+    Return None if more text is needed to decide. With `should_decide`, the result is never None.
     """
     following = _MARKER.search(rest)
     if following is None:
         # `rest` may end with the first characters of a marker. They are not words of a header.
-        partial = None if settled else _PARTIAL.search(rest)
+        partial = None if should_decide else _PARTIAL.search(rest)
         rest = rest[: partial.start()] if partial else rest
         words = rest.strip()
         if not words:
-            return True if settled else None
-        if not settled and "\n" not in words:
+            return True if should_decide else None
+        if not should_decide and "\n" not in words:
             return None
-        return settled and (_HEADER_START.match(rest) is not None or "assistant".startswith(words))
+        return should_decide and (_HEADER_START.match(rest) is not None or "assistant".startswith(words))
     between = rest[: following.start()]
     # Headers are short and on one line; longer text before a marker is prose.
     headed = "\n" not in between.strip() and len(between.split()) <= 6

@@ -120,8 +120,8 @@ class Repair:
                 self._message.close(END, self.output.position, complete=complete_body, terminated=False)
             case State.BETWEEN:
                 pass
-        if self.output.unsettled is not None:
-            self.output.settle(followed=False, complete=complete)
+        if self.output.undecided is not None:
+            self.output.decide(followed=False, complete=complete)
         self._state = State.BETWEEN
         return self.output.take()
 
@@ -171,8 +171,8 @@ class Repair:
         if header.if_json is None and header.rules:
             output.note_header(header)
         # A dropped message does not count as a message that follows, so the text before it may still be the answer.
-        if output.unsettled is not None and handling is not BodyHandling.DROP:
-            output.settle(followed=True)
+        if output.undecided is not None and handling is not BodyHandling.DROP:
+            output.decide(followed=True)
         opened = None
         if handling is BodyHandling.FORWARD:
             opened = OpenPart(header, legal, output.closed_to, output.position)
@@ -254,7 +254,7 @@ class Repair:
         if token == START or not self._header.holds_answer():
             self._drop_gap_text()
         else:
-            output.settle(followed=True)
+            output.decide(followed=True)
             output.hold_text(self._header.read_answer(), output.closed_to, output.position)
             self._state = State.BETWEEN
         action, _ = STEPS[State.BETWEEN, MARKS[token]]
@@ -285,7 +285,7 @@ class Repair:
     def _end_in_header(self, reason: FinishReason) -> None:
         header, output = self._header.read_unfinished(reason), self.output
         if header is not None:
-            output.settle(followed=True)
+            output.decide(followed=True)
             complete = reason is FinishReason.STOP and not header.is_call
             output.add_bodyless(header, END, output.closed_to, output.position, complete=complete)
 

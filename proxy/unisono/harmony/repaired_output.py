@@ -23,7 +23,7 @@ TERMINATORS = frozenset({END, RETURN, CALL})
 
 
 @dataclass(frozen=True, slots=True)
-class UnsettledText:
+class UndecidedText:
     """Text without a channel, from the position `start` to the position `end`."""
 
     header: Header
@@ -43,7 +43,7 @@ class RepairedOutput:
     # - The text is the answer if no message follows it and the step has no other answer.
     # - The text is reasoning if a message follows it.
     # - The text is dropped if it has no header at all, and is between two messages.
-    # - At most one text is unsettled at a time, because the next message settles it.
+    # - At most one text is undecided at a time, because the next message decides about it.
 
     def __init__(self, encoding: Encoding, *, position: int, origin: int, closed_to: int, has_answer: bool) -> None:
         self._encoding = encoding
@@ -53,7 +53,7 @@ class RepairedOutput:
         self.closed_to = closed_to
         self.has_answer = has_answer
         self.has_cut_call = False  # the output contains the beginning of a call that was never completed
-        self.unsettled: UnsettledText | None = None
+        self.undecided: UndecidedText | None = None
 
     def take(self) -> list[Legal]:
         """Return the parts that were added since the last call of `take`, and clear `parts`."""
@@ -111,7 +111,7 @@ class RepairedOutput:
             return
         # A start belongs to the next message.
         start, end = self.closed_to, self.position - (token == START)
-        self.settle(followed=True)
+        self.decide(followed=True)
         if header.thought and token in (END, START):
             self.hold_text(header, start, end)
             self.closed_to = end
@@ -120,20 +120,20 @@ class RepairedOutput:
         complete = token in TERMINATORS or not header.is_call
         self.add_bodyless(header, token, start, end, complete=complete)
 
-    # -- unsettled text
+    # -- undecided text
 
     def hold_text(self, header: Header, start: int, end: int) -> None:
-        """Hold text without a channel until `settle` decides whether it is reasoning or the answer."""
-        self.unsettled = UnsettledText(header, start, end)
+        """Hold text without a channel until `decide` decides whether it is reasoning or the answer."""
+        self.undecided = UndecidedText(header, start, end)
 
-    def settle(self, *, followed: bool, complete: bool = True) -> None:
-        """Add the unsettled text as reasoning or as the answer, or drop it.
+    def decide(self, *, followed: bool, complete: bool = True) -> None:
+        """Add the undecided text as reasoning or as the answer, or drop it.
 
         `followed` means that a message follows the text. `complete` is False if the output was truncated.
         """
-        if self.unsettled is None:
+        if self.undecided is None:
             return
-        text, self.unsettled = self.unsettled, None
+        text, self.undecided = self.undecided, None
         header = text.header
         if header.stray and followed:
             self.note("free-text-between", dropped=len(header.body))

@@ -153,23 +153,23 @@ class HarmonyRouter:
         return self._repair.output.closed_to
 
     @property
-    def unsettled(self) -> int:
-        """Number of tokens after the last settled message.
+    def undecided_tokens(self) -> int:
+        """Number of tokens after the last message whose meaning is final.
 
         The next marker, or the end of the output, may still change the meaning of these tokens.
         """
         output = self._repair.output
-        begin = output.closed_to if output.unsettled is None else min(output.unsettled.start, output.closed_to)
+        begin = output.closed_to if output.undecided is None else min(output.undecided.start, output.closed_to)
         return output.position - begin
 
     @property
     def is_emitted(self) -> bool:
-        """True if the `unsettled` tokens must not be discarded.
+        """True if the `undecided_tokens` must not be discarded.
 
         In that case a part of the open message was emitted, or repair holds text whose meaning the next message
         decides.
         """
-        return (self._open is not None and self._open.is_visible) or self._repair.output.unsettled is not None
+        return (self._open is not None and self._open.is_visible) or self._repair.output.undecided is not None
 
     @property
     def is_reasoning(self) -> bool | None:

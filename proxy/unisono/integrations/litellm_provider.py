@@ -115,7 +115,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
     # -- on the engines' loop
 
     async def _complete(self, call: LitellmCall) -> dict[str, Any]:
-        generation, frame = understood(call)
+        generation, frame = parse_call(call)
         async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as service:
             streams = await start_all(service, generation.requests)
             return to_completion(await collect_all(streams), [stream.report for stream in streams], frame)
@@ -168,7 +168,7 @@ class Stream:
             await self._batches.aclose()
 
     async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
-        generation, frame = understood(self._call)
+        generation, frame = parse_call(self._call)
         async with self._site.engines.at(self._call.where) as service:
             streams = await start_all(service, generation.requests)
             source = chunk_source(streams, ChatStreamChunks(frame, [stream.report for stream in streams]))
@@ -218,7 +218,7 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
+def parse_call(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
     """Parse a call as a request of Chat Completions.
 
     Raises the same exceptions as `/v1/chat/completions` does for an invalid request.

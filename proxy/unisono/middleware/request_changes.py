@@ -70,7 +70,7 @@ def without_passthrough(request: GenerationRequest, passthrough: PassthroughRequ
     The body does not contain the changes, so it must not be sent. Raises Refused unless the engine can answer the
     request without this body.
     """
-    if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
+    if passthrough.way is not AnswerMode.ENGINE_THEN_PASSTHROUGH:
         raise Refused(
             "The request contains content that a guardrail masks, or that another hook changes. Requests to this "
             "pass-through model cannot be changed; remove the content, or use another model.",

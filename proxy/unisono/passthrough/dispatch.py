@@ -40,7 +40,7 @@ class PassthroughService(GenerationService):
         passthrough = request.passthrough
         if passthrough is None:
             return self._service.start(request)
-        if passthrough.way is AnswerMode.PASSING:
+        if passthrough.way is AnswerMode.PASSTHROUGH:
             kind = BatchedEmbeddings if is_batched(passthrough) else PassthroughGeneration
             return kind(self._pool, request, passthrough)
         return EitherGeneration(self._service, self._pool, request, passthrough)
@@ -48,7 +48,7 @@ class PassthroughService(GenerationService):
     async def count(self, request: GenerationRequest) -> int:
         """Return the number of prompt tokens, which is an estimate unless the engine is tried first."""
         passthrough = request.passthrough
-        if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
+        if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSTHROUGH:
             return await self._service.count(request)
         return OVERHEAD + passthrough.tokens
 
@@ -70,14 +70,14 @@ class EitherGeneration(BatchStream):
         self._passthrough = passthrough
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        passes_first = self._passthrough.way is AnswerMode.PASSING_THEN_ENGINE
+        passes_first = self._passthrough.way is AnswerMode.PASSTHROUGH_THEN_ENGINE
         deadline = Deadline(asyncio.get_running_loop().time())
         has_output = False
         try:
             first = replace(
                 self._request, routing=replace(self._request.routing, has_other_kind=True, deadline=deadline)
             )
-            async with aclosing(self._start(first, passing=passes_first)) as stream:
+            async with aclosing(self._start(first, is_passthrough=passes_first)) as stream:
                 async for batch in stream:
                     has_output = True
                     yield batch
@@ -90,13 +90,15 @@ class EitherGeneration(BatchStream):
         # If the first stream has made attempts, the switch is a failover.
         self.report.failovers += bool(self.report.tries)
         second = replace(self._request, routing=replace(self._request.routing, deadline=deadline))
-        async with aclosing(self._start(second, passing=not passes_first)) as stream:
+        async with aclosing(self._start(second, is_passthrough=not passes_first)) as stream:
             async for batch in stream:
                 yield batch
 
-    def _start(self, request: GenerationRequest, *, passing: bool) -> GenerationStream:
+    def _start(self, request: GenerationRequest, *, is_passthrough: bool) -> GenerationStream:
         stream = (
-            PassthroughGeneration(self._pool, request, self._passthrough) if passing else self._service.start(request)
+            PassthroughGeneration(self._pool, request, self._passthrough)
+            if is_passthrough
+            else self._service.start(request)
         )
         stream.report = self.report
         return stream

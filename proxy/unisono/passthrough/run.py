@@ -48,7 +48,7 @@ class PassthroughGeneration(BatchStream):
         self._pool = pool
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        places = SlotSession(self._pool, self._request, self.report, passing=True)
+        places = SlotSession(self._pool, self._request, self.report, is_passthrough=True)
         demand = RouteRequirements(self._passthrough.window_tokens, max_tokens=self._request.answer.max_tokens)
         try:
             while True:

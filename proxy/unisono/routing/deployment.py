@@ -19,7 +19,7 @@ from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend
-from unisono.core.probe import PASSING, Probe
+from unisono.core.probe import TEMPORARY_FAILURES, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
 from unisono.routing.attempt_timeouts import AttemptTimes, FirstTokenWaits, GenerationActivity
@@ -354,7 +354,7 @@ class LiveDeployment:
     def _examined(self, probe: Probe) -> None:
         before, self.examined = self.examined, probe
         if probe.fatal:
-            if any(finding.check not in PASSING for finding in probe.fatal):
+            if any(finding.check not in TEMPORARY_FAILURES for finding in probe.fatal):
                 self.known = None
             if not isinstance(self.failure, BackendUnfit):
                 self.failing_since = self.probes.ended_at

@@ -102,12 +102,12 @@ class RoutingPool:
         self._speaking: dict[str, DeploymentGroup] = {}
         # Groups of pass-through deployments, which answer in OpenAI's own API. The state of a deployment is the same
         # for every group that contains it.
-        self._passing: dict[str, DeploymentGroup] = {}
+        self._passthrough: dict[str, DeploymentGroup] = {}
         for model, members in groups.items():
             for live in members:
                 if id(live) not in taken_over:
                     live.candidate.bit = self.prefixes.join()
-            for passes, of_kind in ((False, self._speaking), (True, self._passing)):
+            for passes, of_kind in ((False, self._speaking), (True, self._passthrough)):
                 if kin := [live for live in members if live.passes is passes]:
                     of_kind[model] = DeploymentGroup(model, kin, self.prefixes, self.rules, clock)
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
@@ -123,7 +123,9 @@ class RoutingPool:
         cannot answer the request; or no deployment has the requested tags. Raises InvalidRequest if the request selects
         a deployment that cannot answer it. Raises BackendUnavailable if only the other kind has a usable deployment.
         """
-        groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
+        groups, other = self._speaking, self._passthrough
+        if request.is_passthrough:
+            groups, other = other, groups
         others = self._fallback_models.get(request.model, NO_FALLBACK_MODELS)
         others = others.for_request(request.model, request.requested)
         if not request.has_both_kinds:
@@ -145,7 +147,7 @@ class RoutingPool:
         if own is None and not (fallbacks or larger):
             if request.model in groups or (ruled_out and request.model in other):
                 raise self._without_deployments(request, ruled_out)
-            if request.model in other and not request.passing:
+            if request.model in other and not request.is_passthrough:
                 raise UnsupportedValue(
                     f"The pass-through model `{request.model}` supports only Chat Completions and Responses.",
                     param="model",
@@ -161,7 +163,7 @@ class RoutingPool:
         mask, chosen = 0, request.requested.deployment
         for model in models:
             # Tags select among all deployments of a model, Harmony and pass-through.
-            groups = [group for of_kind in (self._speaking, self._passing) if (group := of_kind.get(model))]
+            groups = [group for of_kind in (self._speaking, self._passthrough) if (group := of_kind.get(model))]
             members = [live for group in groups for live in group.members]
             if chosen or self.rules.tags is None:
                 mask |= sum(live.candidate.bit for live in members if live.name != chosen)
@@ -173,7 +175,7 @@ class RoutingPool:
 
     def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
         """Return the error for a request whose tags or deployment name rule out all deployments."""
-        other = (self._speaking if request.passing else self._passing).get(request.model)
+        other = (self._speaking if request.is_passthrough else self._passthrough).get(request.model)
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
         if chosen := request.requested.deployment:
@@ -188,7 +190,7 @@ class RoutingPool:
 
     @property
     def _groups(self) -> Iterator[DeploymentGroup]:
-        for of_kind in (self._speaking, self._passing):
+        for of_kind in (self._speaking, self._passthrough):
             yield from of_kind.values()
 
     def start(self) -> None:
@@ -315,7 +317,7 @@ class RoutingPool:
         finally:
             watched.loading = None
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_for_probes(self, timeout_s: float) -> None:
         """Wait until every deployment has been probed once, but at most `timeout_s` seconds."""
         live = [one for group in self._groups for one in group.members]
         probing = [asyncio.ensure_future(one.capabilities()) for one in live if one.known is None]

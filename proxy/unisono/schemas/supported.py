@@ -183,9 +183,9 @@ class _Survey:
         edges = {
             location: tuple(self._same_value_schemas(location, schema)) for location, schema in self.schemas.items()
         }
-        settled: set[Location] = set()
+        acyclic: set[Location] = set()
         for start in edges:
-            self._check_cycles(start, edges, settled)
+            self._check_cycles(start, edges, acyclic)
 
     def _same_value_schemas(self, location: Location, schema: Mapping[str, object]) -> Iterator[Location]:
         """Yield the locations of the schemas that apply to the same value as `schema`."""
@@ -210,13 +210,13 @@ class _Survey:
         return target
 
     def _check_cycles(
-        self, start: Location, edges: Mapping[Location, tuple[Location, ...]], settled: set[Location]
+        self, start: Location, edges: Mapping[Location, tuple[Location, ...]], acyclic: set[Location]
     ) -> None:
         """Raise InvalidRequest if a cycle of references can be reached from `start`.
 
         The depth-first search is not recursive, because a chain may be as long as the number of schemas.
         """
-        if start in settled:
+        if start in acyclic:
             return
         above = {start}
         stack = [(start, iter(edges[start]))]
@@ -226,11 +226,11 @@ class _Survey:
             if following is None:
                 stack.pop()
                 above.discard(location)
-                settled.add(location)
+                acyclic.add(location)
             elif following in above:
                 fault = "refers back to itself for the same value; put a property or an item between the references"
                 raise _refused(self.param(location), fault)
-            elif following not in settled:
+            elif following not in acyclic:
                 above.add(following)
                 stack.append((following, iter(edges[following])))
 

@@ -148,7 +148,7 @@ class AppSwitch:
         new = Application(await asyncio.to_thread(build_with, config, models, built))
         await new.start()
         if settling_s:
-            await new.gateway.pool.settled(settling_s)
+            await new.gateway.pool.wait_for_probes(settling_s)
         old, self._current = self._current, new
         self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
         # Requests of the old application may still log secrets of the old configuration.

@@ -109,7 +109,7 @@ class GatewayServer(uvicorn.Server):
             assert sockets is not None
             self._accepting = Accepting(sockets[0], self._place, self._connect, self.server_state.connections)
             self._accepting.start()
-        await self._switch.gateway.pool.settled(PROBE_PATIENCE_S)
+        await self._switch.gateway.pool.wait_for_probes(PROBE_PATIENCE_S)
         # Objects that are created at startup live as long as the process. Repeated collections of them would stall
         # every stream for tens of milliseconds. A collection before the freeze would take a tenth of the startup time,
         # and free only 3,000 of 180,000 objects.

@@ -8,7 +8,12 @@ import pytest
 
 from tests.api.responses.frames import request_of
 from unisono.api.responses.inbound import mcp_specs
-from unisono.api.responses.server_tools.approval_history import ServerToolHistory, parted, server_tool_history, settled
+from unisono.api.responses.server_tools.approval_history import (
+    ServerToolHistory,
+    parted,
+    server_tool_history,
+    with_call_results,
+)
 from unisono.api.responses.server_tools.mcp_spec import concealed, decrypted, has_secrets, is_concealed
 from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules, to_servers
 from unisono.api.sealing import Sealer
@@ -190,7 +195,7 @@ def test_every_requested_call_is_followed_by_its_result(
 ) -> None:
     earlier, decided_now = parted(input_items, server_tool_history(earlier_items))
     items = [meaning for item in (*earlier_items, *input_items) for meaning in item.meaning]
-    assert list(settled(items, earlier, decided_now)) == expected
+    assert list(with_call_results(items, earlier, decided_now)) == expected
 
 
 def test_an_approval_is_matched_by_the_clients_request_id() -> None:

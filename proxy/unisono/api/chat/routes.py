@@ -75,7 +75,7 @@ class ChatRoute:
     """Handler of the Chat Completions API.
 
     `find_way` returns the answer mode of a model; if `find_way` is None, the engine answers every request. `describer`
-    describes images, and `files` reads files. `passing_files` reads the files in pass-through requests, for hooks.
+    describes images, and `files` reads files. `passthrough_files` reads the files in pass-through requests, for hooks.
     `today` returns the date as YYYY-MM-DD, `new_id` an unguessable string, and `clock` the Unix time in seconds.
     """
 
@@ -88,7 +88,7 @@ class ChatRoute:
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
     files: FileReader | None = None
-    passing_files: FileReader | None = None
+    passthrough_files: FileReader | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
@@ -102,25 +102,25 @@ class ChatRoute:
         source = MediaSource(body, caller, ChatRequest, request_id, size, request=request)
 
         async def pass_through() -> Response:
-            readable = await with_file_texts(source, self.passing_files)
+            readable = await with_file_texts(source, self.passthrough_files)
             group, keep_alive_s = served.group, self.keep_alive_s
             return await passed_through(
                 request, self.service, Api.CHAT, body, group, keep_alive_s=keep_alive_s, readable=readable
             )
 
-        if way is AnswerMode.PASSING:
+        if way is AnswerMode.PASSTHROUGH:
             return await pass_through()
         context = await media_context(self.resolve, source, self.describer, self.files)
         parse = partial(self._parse, body, caller, request_id, way, context)
         try:
             chat, model, generation = parse() if size <= OFF_LOOP_BYTES else await asyncio.to_thread(parse)
         except (InvalidRequest, ValidationError):
-            if way is not AnswerMode.PASSING_THEN_ENGINE:
+            if way is not AnswerMode.PASSTHROUGH_THEN_ENGINE:
                 raise
             # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await pass_through()
         passes = generation.request.passthrough is not None
-        if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
+        if way is AnswerMode.PASSTHROUGH_THEN_ENGINE and not passes:
             return await pass_through()
         state[NOTES] = generation.notes
         frame = self._frame(chat, model, generation)

@@ -106,7 +106,7 @@ class PreparedMessage:
 async def create_message(request: Request) -> Response:
     """Create a message in Anthropic's format, complete or as a stream of events."""
     deps = dependency(request, MessagesDeps)
-    prepared = await understood(deps, request, MessagesRequest)
+    prepared = await prepare_message(deps, request, MessagesRequest)
     generation = prepared.generation
     stream = start_answer(deps.service, generation.request, generation.compaction)
     report = stream.report
@@ -132,7 +132,7 @@ async def create_message(request: Request) -> Response:
 async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
     deps = dependency(request, MessagesDeps)
-    prepared = await understood(deps, request, MessagesInput)
+    prepared = await prepare_message(deps, request, MessagesInput)
     tokens = await until_disconnect(request, _counted(deps.service, prepared))
     return to_whole(tokens)
 
@@ -148,7 +148,7 @@ async def _counted(service: GenerationService, prepared: PreparedMessage) -> dic
     return {"input_tokens": tokens, "context_management": {"original_input_tokens": original}}
 
 
-async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
+async def prepare_message(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
     """Validate and convert a request, and apply its context edits.
 
     Raises an error if the request is invalid or not supported, or if the caller may not use its model.

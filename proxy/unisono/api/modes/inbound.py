@@ -97,7 +97,7 @@ def to_generation_request(
         conversation=Conversation(Preamble(), tuple(_items(body, traits.texts))),
         passthrough=PassthroughRequest(
             api,
-            AnswerMode.PASSING,
+            AnswerMode.PASSTHROUGH,
             body,
             requested_model(body) or model.group,
             tokens=tokens,

@@ -68,7 +68,7 @@ class ResponsesDeps:
 
     - `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
     - `find_way` selects how a request is answered. If `find_way` is None, the engine answers every request.
-    - `passing_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
+    - `passthrough_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
     - `today` returns the date as YYYY-MM-DD, and `clock` returns the time in seconds since the epoch.
     - `new_id` returns an unguessable id with the given prefix.
     - `seals` waits for the encryption key, which may be in the store. Raises StoreUnavailable if the store fails.
@@ -91,7 +91,7 @@ class ResponsesDeps:
     find_way: FindWay | None = None
     describer: ImageDescriber | None = None
     files: FileReader | None = None
-    passing_files: FileReader | None = None
+    passthrough_files: FileReader | None = None
 
 
 class SealsSource(Protocol):

@@ -30,7 +30,7 @@ from unisono.api.responses.input_items import (
 from unisono.api.responses.item_readers import read
 from unisono.api.responses.items import NewId, Wire, prefix_of
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
-from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
+from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, with_call_results
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
@@ -171,7 +171,7 @@ def _with_approvals(
     """
     earlier, new = parted(entries, reading.known.hosted)
     now = reading.known.now + new
-    return to_server_tools(request, earlier, now, servers), settled(reading.history.items(), earlier, now)
+    return to_server_tools(request, earlier, now, servers), with_call_results(reading.history.items(), earlier, now)
 
 
 def to_compaction_plan(

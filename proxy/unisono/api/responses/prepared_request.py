@@ -144,25 +144,25 @@ def _is_output(item: Mapping[str, Any]) -> bool:
 
 
 @asynccontextmanager
-async def understood(
+async def prepare_request(
     deps: ResponsesDeps,
     sender: Sender,
     request: ResponsesRequest,
     *,
     response_id: str,
     size: int = 0,
-    recalled: Recall = recall,
+    read_prior_state: Recall = recall,
 ) -> AsyncIterator[PreparedRequest]:
     """Prepare `request`, and hold the lease of its conversation until the block ends.
 
-    `recalled` reads the prior state. Raises an UnisonoError if the request is invalid or its state is missing, and
-    StoreConflict if the conversation has another response in progress.
+    Raises an UnisonoError if the request is invalid or its state is missing, and StoreConflict if the conversation has
+    another response in progress.
     """
     identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     # The lease is acquired before the conversation is read, so that no other response can append to it in between.
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
-        prepared = await _understood(deps, sender, request, model, response_id, size, recalled)
+        prepared = await _prepare_request(deps, sender, request, model, response_id, size, read_prior_state)
         async with prepared.approvals.hold():
             yield prepared
         return
@@ -171,7 +171,7 @@ async def understood(
     async with hold_lease(deps, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        prepared = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
+        prepared = await _prepare_request(deps, sender, request, model, response_id, size, read_prior_state, lease)
         async with prepared.approvals.hold():
             yield prepared
 
@@ -183,17 +183,17 @@ def busy(conversation_id: str) -> StoreConflict:
     )
 
 
-async def _understood(
+async def _prepare_request(
     deps: ResponsesDeps,
     sender: Sender,
     request: ResponsesRequest,
     model: ResponsesModel,
     response_id: str,
     size: int,
-    recalled: Recall,
+    read_prior_state: Recall,
     lease: Lease | None = None,
 ) -> PreparedRequest:
-    past = await recalled(deps.store, sender.tenant, request)
+    past = await read_prior_state(deps.store, sender.tenant, request)
     prepared = await assembled(
         deps,
         sender,

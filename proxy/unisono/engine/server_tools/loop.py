@@ -88,18 +88,18 @@ class ToolLoop:
         is_long = len(calls.calls[0].arguments) > OFF_LOOP_CHARS
         return await asyncio.to_thread(calls.parse_next) if is_long else calls.parse_next()
 
-    async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
+    async def run(self, calls: ToolRound, pending: PendingCall, *, is_possible_repeat: bool = False) -> CallOutcome:
         """Run a call of the round, unless the round refuses the call, and return the outcome.
 
-        `may_repeat` is True if an earlier stream may have run this call already. The call then runs only if the tool is
-        idempotent; otherwise the outcome is unknown.
+        `is_possible_repeat` is True if an earlier stream may have run this call already. The call then runs only if the
+        tool is idempotent; otherwise the outcome is unknown.
         """
         if (refused := calls.refusal(pending)) is not None:
             return refused
         tool = calls.tools.tool(pending.call.name)
         # If calls may be missing from the journal, this call may be one of them.
-        may_repeat = may_repeat or not self._server_tools.is_journal_complete
-        if may_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
+        is_possible_repeat = is_possible_repeat or not self._server_tools.is_journal_complete
+        if is_possible_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
             return CallOutcome.unknown()
         assert tool is not None
         if pending.call.approval and self._server_tools.claim_approval is not None:

@@ -207,7 +207,7 @@ class ResponseEvents:
                 pass  # emitted with its first text: empty reasoning is omitted
             case ToolCall() if self._frame.hold_calls or self._frame.lifecycle(item) is not ARGUMENTS:
                 pass
-            case HostedCall() if item.needs_approval or mcp_items.kind_of(item).settled:
+            case HostedCall() if item.needs_approval or mcp_items.kind_of(item).is_added_at_end:
                 pass
             case Text() | ToolCall() | HostedCall() | Listing():
                 self._show(item)

@@ -59,21 +59,21 @@ class ServerItemKind:
     """Kind of server tool item.
 
     `type` is the item type. `made` are the events emitted when a call starts to run, and `failed` is the last event of
-    a failed call. If `settled` is True, the item is added to the answer when the model has finished writing the call;
-    otherwise, when the model begins the call.
+    a failed call. If `is_added_at_end` is True, the item is added to the answer when the model has finished writing the
+    call; otherwise, when the model begins the call.
     """
 
     type: str
     lifecycle: ItemLifecycle
     made: tuple[str, ...] = ()
     failed: str = "completed"
-    settled: bool = True
+    is_added_at_end: bool = True
     # False if no events report the progress of the call.
     has_steps: bool = True
 
 
-MCP_CALL = ServerItemKind("mcp_call", HOSTED_ARGUMENTS, failed="failed", settled=False)
-MCP_LIST = ServerItemKind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", settled=False)
+MCP_CALL = ServerItemKind("mcp_call", HOSTED_ARGUMENTS, failed="failed", is_added_at_end=False)
+MCP_LIST = ServerItemKind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", is_added_at_end=False)
 WEB_SEARCH = ServerItemKind("web_search_call", WORDLESS, made=("searching",))
 CODE_RUN = ServerItemKind("code_interpreter_call", CODE, made=("interpreting",))
 TOOL_SEARCH_CALL = ServerItemKind("tool_search_call", WORDLESS, has_steps=False)

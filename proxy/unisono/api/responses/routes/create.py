@@ -42,7 +42,7 @@ from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, 
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import retry_while_down
-from unisono.api.responses.prepared_request import Sender, understood, validate_body
+from unisono.api.responses.prepared_request import Sender, prepare_request, validate_body
 from unisono.api.responses.routes.responses_api import ResponsesApi, to_sse
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
@@ -88,12 +88,12 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     body = await read_model_request(request, "user", "safety_identifier")
     size = len(await request.body())
     served = way_for(deps.find_way, body, request.state.caller)
-    if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
+    if served.way in (AnswerMode.PASSTHROUGH, AnswerMode.PASSTHROUGH_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
         request_id = request.state.request_id
         source = MediaSource(body, request.state.caller, ResponsesRequest, request_id, size, request=request)
-        readable = await with_file_texts(source, deps.passing_files)
+        readable = await with_file_texts(source, deps.passthrough_files)
         group = served.group
         return await passed_through(
             request, deps.service, Api.RESPONSES, body, group, keep_alive_s=keep_alive_s, readable=readable
@@ -175,7 +175,7 @@ class ResponseCreation:
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._deps.new_id("resp_")
-        async with understood(
+        async with prepare_request(
             self._deps, self._sender, self._requested, response_id=response_id, size=self._size
         ) as prepared:
             self.notes += prepared.frame.notes
@@ -192,7 +192,7 @@ class ResponseCreation:
         response_id = self._deps.new_id("resp_")
         has_started = False
         try:
-            async with understood(
+            async with prepare_request(
                 self._deps, self._sender, self._requested, response_id=response_id, size=self._size
             ) as prepared:
                 self.notes += prepared.frame.notes

@@ -148,7 +148,7 @@ def _is_model_output(item: StoredItem) -> bool:
 MADE = (AssistantReasoning, AssistantMessage, AssistantCall)
 
 
-def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHistory) -> tuple[Item, ...]:
+def with_call_results(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHistory) -> tuple[Item, ...]:
     """Return the conversation with a result after every call that required approval.
 
     Calls that are decided `now` have no result yet.

@@ -31,7 +31,7 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import store_response
-from unisono.api.responses.prepared_request import PreparedRequest, Sender, understood, validate_body
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, prepare_request, validate_body
 from unisono.api.responses.websocket.frames import (
     CreateFrame,
     EmptyFrame,
@@ -215,16 +215,17 @@ class Connection:
             self._deps, caller, body, create.size, sender.request_id, answered=create.should_generate
         )
         continuation = Continuation(self._cache.find(request.previous_response_id))
-        async with understood(
+        async with prepare_request(
             self._deps,
             sender,
             request,
             response_id=self._deps.new_id("resp_"),
             size=create.size,
-            recalled=continuation.recall,
-        ) as understanding:
+            read_prior_state=continuation.recall,
+        ) as incomplete:
             # Requests of one lane are routed together, even if they have nothing else in common.
-            prepared_request = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
+            sticky = f"{self._sender.request_id}\0{create.lane or ''}"
+            prepared_request = continuation.complete_request(incomplete, sticky)
 
             def over(response: StoredResponse) -> None:
                 if response.status is Status.FAILED:

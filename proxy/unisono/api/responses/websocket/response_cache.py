@@ -96,7 +96,7 @@ class Continuation:
         self._prior = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
         return self._prior
 
-    def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
+    def complete_request(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the request with its complete input and a routing key.
 
         `sticky` becomes the routing key of a request without a routing key.
