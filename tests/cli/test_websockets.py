@@ -6,8 +6,12 @@ import asyncio
 import json
 import logging
 import socket
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ from unisono.app import build
 from unisono.config import parse
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import InvalidRequest
+from unisono.server import listener as http_listener
 from unisono.server import websocket_connection
 from unisono.server.server import server_config
 
@@ -342,6 +347,25 @@ async def test_the_gateway_answers_404_for_unknown_websocket_paths() -> None:
         async with running_server(build(parse(raw_config, {}).config)) as port:
             status, error = await refused_handshake(port, "/v1/nowhere")
     assert (status, error["code"]) == (404, "not_found")
+
+
+async def test_the_first_websocket_imports_its_library_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    importers: list[threading.Thread] = []
+
+    def recorded(name: str) -> ModuleType:
+        importers.append(threading.current_thread())
+        return import_module(name)
+
+    monkeypatch.setattr(http_listener, "import_module", recorded)
+    monkeypatch.delitem(sys.modules, websocket_connection.__name__)
+    async with running_server(echo_app(None)) as port:
+        for _ in range(2):
+            async with connected(port) as client:
+                await client.recv()
+                await client.send("Hi")
+                assert await client.recv() == "Hi"
+    assert len(importers) == 1
+    assert importers[0] is not threading.current_thread()
 
 
 @pytest.mark.sampled(one_in=2)

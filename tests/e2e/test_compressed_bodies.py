@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 from random import Random
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from tests.e2e.gateway import Answer
 from tests.e2e.responses import Line, line
 from tests.e2e.wires import WIRES
-from unisono.api.body_limits import MAX_MEMBERS, PIECE_BYTES, Unpacking
+from unisono.api.body_limits import CODINGS, MAX_MEMBERS, PIECE_BYTES, ContentCoding, Unpacking
 from unisono.errors import BodyTooLarge, InvalidRequest
 
 MAX_BODY = 4 * 1024 * 1024
@@ -47,6 +48,21 @@ async def test_a_compressed_body_is_read_like_a_plain_one(harness: Line, coding:
     answer = await send(harness, pack(BODY), coding)
     assert answer.status == 200, answer.raw
     assert "Hi Hi Hi" in harness.prompts[-1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_library_of_a_coding_is_imported_in_a_thread(harness: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    importers: list[threading.Thread] = []
+    load = CODINGS["zstd"]
+
+    def recorded() -> ContentCoding:
+        importers.append(threading.current_thread())
+        return load()
+
+    monkeypatch.setitem(CODINGS, "zstd", recorded)
+    assert (await send(harness, zstd.compress(BODY), "zstd")).status == 200
+    assert len(importers) == 1
+    assert importers[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("coding", PACK)

@@ -89,7 +89,7 @@ def _zstd() -> ContentCoding:
 
 
 # Supported content codings, each with the function that imports its library.
-CODINGS: Final[Mapping[str, Callable[[], ContentCoding]]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}
+CODINGS: Final[dict[str, Callable[[], ContentCoding]]] = {"gzip": _gzip, "x-gzip": _gzip, "zstd": _zstd}
 
 
 class Unpacking:
@@ -229,11 +229,14 @@ def _unpacked(packed: Receive, coding: str, max_bytes: int) -> Receive:
 
     Each piece of the body is unpacked in a thread.
     """
-    unpacking = Unpacking(coding, max_bytes)
+    unpacking: Unpacking | None = None
     has_more, complete = True, False
 
     async def unpacked() -> Message:
-        nonlocal has_more, complete
+        nonlocal unpacking, has_more, complete
+        if unpacking is None:
+            # The first body with a coding imports the library of the coding, which takes milliseconds.
+            unpacking = await asyncio.to_thread(Unpacking, coding, max_bytes)
         while not complete:
             if piece := await asyncio.to_thread(unpacking.piece):
                 return {"type": "http.request", "body": piece, "more_body": True}

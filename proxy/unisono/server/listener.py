@@ -16,10 +16,13 @@ Measured with uvicorn's protocol class and with this class:
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -56,6 +59,8 @@ REFUSED_REQUESTS = RateLimitedWarning(logging.getLogger(__name__))
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
+# Module that is imported for the first WebSocket: most gateways never open one.
+WEBSOCKET_MODULE = "unisono.server.websocket_connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,6 @@ def connections(
 
 
 def _new_websocket(write_timeout_s: float, formats: Formats, **uvicorn_arguments: Any) -> WebSocketConnection:
-    # Imported for the first WebSocket: most gateways never open one.
     from unisono.server.websocket_connection import WebSocketConnection
 
     return WebSocketConnection(write_timeout_s, formats, **uvicorn_arguments)
@@ -118,6 +122,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     # Response of an error that closes the connection after the pending responses. Further input is ignored.
     _refusal: bytes | None = None
     _half_closed: HalfClosed | None = None
+    # Task that imports the WebSocket library and then starts the WebSocket.
+    _upgrade: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         self._raw_transport = transport
@@ -297,17 +303,30 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             for name, value in self.headers
         ):
             self._refuse(MalformedRequest("A WebSocket request must not have a body; omit `Content-Length`."))
+        elif WEBSOCKET_MODULE in sys.modules:
+            self._start_websocket()
         else:
-            self._delivery.rest()
-            self.ws_protocol_class = partial(  # type: ignore[assignment]
-                _new_websocket, self.settings.write_timeout_s, self.settings.formats
-            )
-            self.transport = self._raw_transport
-            super().handle_websocket_upgrade()
-            taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
-            if not taken_over_by.handshake_initiated:
-                # uvicorn has lower header limits for WebSockets, and sends no response if a request exceeds them.
-                self._refuse(HeadersTooLarge(taken_over_by.HEADER_LIMITS))
+            self._raw_transport.pause_reading()
+            self._upgrade = self.loop.create_task(self._import_and_start_websocket())
+
+    async def _import_and_start_websocket(self) -> None:
+        # The import takes tens of milliseconds. In the event loop, it would stop all other requests.
+        await asyncio.to_thread(import_module, WEBSOCKET_MODULE)
+        if not self.transport.is_closing():
+            self._raw_transport.resume_reading()
+            self._start_websocket()
+
+    def _start_websocket(self) -> None:
+        self._delivery.rest()
+        self.ws_protocol_class = partial(  # type: ignore[assignment]
+            _new_websocket, self.settings.write_timeout_s, self.settings.formats
+        )
+        self.transport = self._raw_transport
+        super().handle_websocket_upgrade()
+        taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
+        if not taken_over_by.handshake_initiated:
+            # uvicorn has lower header limits for WebSockets, and sends no response if a request exceeds them.
+            self._refuse(HeadersTooLarge(taken_over_by.HEADER_LIMITS))
 
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(self.settings.header_timeout_s, self._overdue)
