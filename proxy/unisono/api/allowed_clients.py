@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body_limits import header_values
+from unisono.api.request_headers import header_values
 from unisono.api.route_table import REQUESTS
 from unisono.errors import NotAllowed
 from unisono.net.client_networks import client_address

@@ -8,8 +8,8 @@ from functools import partial
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.access.failed_authentications import FailedAuthentications
-from unisono.api.body_limits import RequestHeaders, request_headers
 from unisono.api.caller_options import NO_RULES, RULES, RequestRules
+from unisono.api.request_headers import RequestHeaders, request_headers
 from unisono.api.route_table import REQUESTS
 from unisono.core.access import Caller
 from unisono.errors import NotAuthenticated

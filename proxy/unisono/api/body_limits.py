@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unisono.api.request_headers import request_headers
 from unisono.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
@@ -39,17 +40,11 @@ MAX_MEMBERS: Final = 64
 # Binary logarithm of the largest accepted zstd window in bytes: 8 MiB, as in RFC 8878. The decompressor keeps the
 # window in memory.
 MAX_WINDOW_LOG: Final = 23
-# Key in the scope for the request's headers, grouped by name.
-HEADERS: Final = "unisono.headers"
 # Key in the request's state, which the server sets as soon as the whole body has arrived. The value is the number of
 # bytes that were unread at that time, so it is the size of the body only if nothing was read before.
 ARRIVED_BYTES: Final = "arrived_bytes"
 # Window bits of zlib for the gzip format.
 _GZIP: Final = 31
-
-
-# Headers of a request: values by name in lower case, in order.
-RequestHeaders: TypeAlias = Mapping[bytes, list[str]]
 
 
 class Member(Protocol):
@@ -155,22 +150,6 @@ class Unpacking:
             raise BodyTooLarge(f"The unpacked body is larger than {self._max_bytes:,} bytes.")
         if self._unpacked > max(FREE_BYTES, MAX_RATIO * self._packed):
             raise BodyTooLarge(f"The body unpacks to more than {MAX_RATIO} times its size; send it uncompressed.")
-
-
-def request_headers(scope: Scope) -> RequestHeaders:
-    """Return the values of a request's headers by name. ASGI servers send names in lower case."""
-    headers: dict[bytes, list[str]] | None = scope.get(HEADERS)
-    if headers is None:
-        # Nearly all layers look for headers, so the list is read once.
-        headers = scope[HEADERS] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name, []).append(value.decode("latin-1"))
-    return headers
-
-
-def header_values(scope: Scope, name: bytes) -> Sequence[str]:
-    """Return all values of the header `name` (in lower case), in order."""
-    return request_headers(scope).get(name, ())
 
 
 class BodyLimits:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from starlette.requests import HTTPConnection, Request
 
-from unisono.api.body_limits import request_headers
+from unisono.api.request_headers import request_headers
 from unisono.api.routing_fields import ROUTING_FIELDS, TAG_HEADER, TAG_OBJECTS, RoutingFields
 from unisono.api.unused_fields import HEADER_NOTES
 from unisono.core.access import Caller

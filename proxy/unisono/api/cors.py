@@ -7,7 +7,7 @@ from collections.abc import Collection
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body_limits import header_values
+from unisono.api.request_headers import header_values
 
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.body_limits import RequestHeaders, request_headers
 from unisono.api.caller_options import REQUESTED_MODEL
 from unisono.api.end_user_fields import END_USER
 from unisono.api.error_responses import CLIENT_CLOSED_REQUEST, ERROR_CODE, FORMAT, Formats, format_at
 from unisono.api.json_response import BODY_WRITER, BodyWriter
+from unisono.api.request_headers import RequestHeaders, request_headers
 from unisono.api.route_table import REQUESTS, requested_route, route_of
 from unisono.api.unused_fields import HEADER_NOTES, MAX_HEADER_FIELDS, NOTES, noted_fields
 from unisono.core.access import Caller

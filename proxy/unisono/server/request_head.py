@@ -21,8 +21,8 @@ import orjson
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.api.body_limits import request_headers
 from unisono.api.error_responses import NO_RETRY_HEADER, Formats, format_at, is_permanent
+from unisono.api.request_headers import request_headers
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256

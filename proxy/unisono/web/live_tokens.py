@@ -10,7 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from unisono.api.body_limits import request_headers
+from unisono.api.request_headers import request_headers
 from unisono.api.route_table import dependency
 from unisono.api.sse import COMMENTS
 from unisono.core.live_outputs import LiveOutput, LiveOutputs

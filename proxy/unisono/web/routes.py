@@ -30,11 +30,10 @@ from unisono.core.generation import STOP_TOKENS
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound, UnisonoError
-from unisono.fidelity.fork import first_difference
 from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspector import LARGEST, MAX_CHARACTERS, InspectRequest, inspected
 from unisono.web.live_tokens import live_segments
-from unisono.web.trace_fork import MORE_TOKENS, ForkChanges, fork_of
+from unisono.web.trace_fork import MORE_TOKENS, ForkChanges, first_changed_token, fork_of
 
 LISTED: Final = 20
 MAX_LISTED: Final = 200
@@ -275,7 +274,6 @@ async def fork_trace(
         raise
     # If a guardrail has masked the text, the answer has no token ids.
     forked: list[int] | None = answer["choices"][0]["token_ids"]
-    different = None if forked is None else first_difference(start.recorded, forked)
     return _json(
         {
             "object": "unisono.fork",
@@ -284,7 +282,7 @@ async def fork_trace(
             "generated": start.generated,
             "recorded": start.recorded,
             "forked": forked,
-            "first_difference": None if different is None else fork.at + different,
+            "first_difference": None if forked is None else first_changed_token(start, fork.at, forked),
             "usage": answer["usage"],
             "unisono": answer["unisono"],
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from unisono.core.conversation import Effort
 from unisono.core.frozen import dataclass
 from unisono.engine.journal import JournalEntry, JournalMarker, parts_of
 from unisono.errors import InvalidRequest
-from unisono.fidelity.fork import Fork, fork_at, with_effort, with_tool_result
+from unisono.fidelity.fork import Fork, first_difference, fork_at, with_effort, with_tool_result
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import Document, prompts_of
 
@@ -45,6 +46,15 @@ def fork_of(document: Document, changes: ForkChanges) -> Fork:
     if changes.effort is not None:
         prompt = with_effort(encoding, prompt, changes.effort)
     return Fork(prompt, start.generated, start.recorded)
+
+
+def first_changed_token(start: Fork, position: int, forked: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs from the recording, or None.
+
+    `position` is the index of the first token of `forked`, and the result is counted in the same way.
+    """
+    different = first_difference(start.recorded, forked)
+    return None if different is None else position + different
 
 
 def _unchanged(document: Document, changes: ForkChanges) -> Fork:

@@ -4,7 +4,8 @@
 
 import { marked } from "/page/vendor/marked.js";
 import "/page/vendor/purify.js";
-import { copier, el, visible } from "/page/lib/dom.js";
+import { copier, el } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 
 const TAGS = ["p", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a", "br", "hr", "table", "thead", "tbody", "tr", "th", "td"];
 const PURE = {

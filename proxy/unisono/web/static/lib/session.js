@@ -1,7 +1,8 @@
 // Session: asks for a key, signs in and out, and displays who is signed in.
 
 import { hasKey, useKey, whenRefused } from "/page/lib/api.js";
-import { el, visible } from "/page/lib/dom.js";
+import { el } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { ZONE } from "/page/lib/format.js";
 import { forget, refresh, state, watch } from "/page/lib/store.js";
 

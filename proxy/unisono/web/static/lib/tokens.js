@@ -2,7 +2,8 @@
 //
 // A long output is rendered in batches, so that the page stays responsive. Arrow keys move from token to token.
 
-import { el, say, visible } from "/page/lib/dom.js";
+import { el, say } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { number } from "/page/lib/format.js";
 
 const STRETCH = 1000;

@@ -1,7 +1,8 @@
 // Token view of a recording, a file, text or token ids, with the gateway's interpretation.
 
 import { json, reason } from "/page/lib/api.js";
-import { complaint, copier, el, facts, field, say, shown, svg, table, tell, visible } from "/page/lib/dom.js";
+import { complaint, copier, el, facts, field, say, shown, svg, table, tell } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { counted, day, number, seconds } from "/page/lib/format.js";
 import { state } from "/page/lib/store.js";
 import { Tokens } from "/page/lib/tokens.js";

@@ -1,7 +1,8 @@
 // One conversation of the playground: turns that can be edited, generated again and forked.
 
 import { asked, events, json, reason } from "/page/lib/api.js";
-import { el, say, visible } from "/page/lib/dom.js";
+import { el, say } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { recorded } from "/page/lib/store.js";
 import { Tokens } from "/page/lib/tokens.js";
 import { STREAMED, WHOLE } from "/page/views/answering.js";

@@ -1,6 +1,7 @@
 // Playground: a chat over four APIs, with settings beside it, the tokens of each answer, and a second lane to compare.
 
-import { complaint, copier, el, field, tell, visible } from "/page/lib/dom.js";
+import { complaint, copier, el, field, tell } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { toCurl, toJavaScript, toPython } from "/page/lib/programs.js";
 import { state, watch } from "/page/lib/store.js";
 import { toRequest, Unreadable } from "/page/views/asking.js";

@@ -1,6 +1,7 @@
 // Settings of one lane of the playground: API, model, system prompt, sampling, tools, response format.
 
-import { el, field, select, visible } from "/page/lib/dom.js";
+import { el, field, select } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { APIS, toolNames } from "/page/views/asking.js";
 import { PRESETS, SCHEMA_EXAMPLES, TOOL_EXAMPLES } from "/page/views/presets.js";
 

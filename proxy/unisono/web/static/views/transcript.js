@@ -1,6 +1,7 @@
 // Growing answer: separate parts for reasoning, calls and text, details of the generation below, tokens beside them.
 
-import { copier, el, visible } from "/page/lib/dom.js";
+import { copier, el } from "/page/lib/dom.js";
+import { visible } from "/page/lib/invisible.js";
 import { number, seconds } from "/page/lib/format.js";
 import { MarkdownBody } from "/page/lib/markdown.js";
 import { recorded, state } from "/page/lib/store.js";
