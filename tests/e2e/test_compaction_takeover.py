@@ -31,6 +31,15 @@ REQUESTS: dict[str, tuple[Json, int, list[str], int]] = {
         ["compaction", "reasoning", "message"],
         1,
     ),
+    "during the answer to a conversation beyond the window": (
+        {
+            "input": [*HISTORY * 4, QUESTION],
+            "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+        },
+        25,
+        ["compaction", "reasoning", "message"],
+        1,
+    ),
     "during the summary": ({"input": [*HISTORY, {"type": "compaction_trigger"}]}, 2, ["compaction"], 2),
 }
 
@@ -41,7 +50,7 @@ async def test_a_compacted_response_survives_a_crash(
     tmp_path: Path, fields: Json, until: int, output: list[str], summaries: int
 ) -> None:
     model = Model(delay_s=0.03)
-    async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:
+    async with FakeVllm(script=model.script, context=10_000) as fake, aiohttp.ClientSession() as session:
         store = {"url": f"sqlite:///{str(tmp_path).removeprefix('/')}/state.db", "lease_s": LEASE_S}
         config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
         received = Told()
@@ -58,6 +67,9 @@ async def test_a_compacted_response_survives_a_crash(
             stored = await client.get(f"/v1/responses/{received.id}")
             assert fold(received.events).response == stored
             assert [item["type"] for item in stored["output"]] == output
+            is_beyond = len(fields["input"]) > 6
+            assert stored["unisono"].get("left_out", 0) == (2 if is_beyond else 0)
+            assert len(stored["unisono"].get("notes", ())) == is_beyond
             # The successor has the same compaction, and continues from it.
             model.delay_s = 0.0
             item = [each for each in stored["output"] if each["type"] == "compaction"]

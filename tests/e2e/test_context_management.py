@@ -174,7 +174,7 @@ async def test_a_missing_summary_leaves_the_conversation_as_it_is(harness: Line,
     assert "porcelain" in harness.prompts[-1]
     assert "Sum up our conversation" not in harness.prompts[-1]
     [note] = response["unisono"]["notes"]
-    assert note == "context_management: the model wrote no summary, so the conversation was not compacted"
+    assert note == "compaction: the model wrote no complete summary, so the conversation was not compacted"
 
 
 INVALID: dict[str, tuple[Any, str]] = {

@@ -331,7 +331,7 @@ async def test_a_conversation_over_the_window_is_rejected_without_truncation(
         truncated = await narrow_harness.responds(
             stream=stream, input=f"3 {WORDS}", truncation="auto", store=False, **continuation
         )
-        assert truncated["unisono"]["left_out"] == 2
+        assert truncated["unisono"]["left_out"] == 3
         assert (f"0 {WORDS}" in narrow_harness.said, f"3 {WORDS}" in narrow_harness.said) == (False, True)
         narrow_harness.fake.requests.clear()
     assert (await narrow_harness.items(conversation))[: len(items)] == items

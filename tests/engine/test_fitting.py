@@ -11,9 +11,11 @@ import pytest
 
 from tests.engine.scripted import ANSWER, CONVERSATION, IDS, TEXT, THOUGHT, Line, LineRoute, Runner, Scripted, Step
 from unisono.core.conversation import (
+    SUMMARY_HEADING,
     AnswerForm,
     AssistantCall,
     AssistantMessage,
+    AssistantReasoning,
     Conversation,
     FunctionTool,
     Item,
@@ -27,6 +29,7 @@ from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedConversation
+from unisono.engine.fitting import SHORTENED, fit
 from unisono.engine.prompt import RenderedPrompt
 from unisono.engine.request import (
     AnswerOptions,
@@ -79,11 +82,11 @@ async def run(
 
 
 @pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
-@pytest.mark.parametrize("left_out", [0, 1, 5, 7, 8])
-async def test_truncation_drops_the_fewest_oldest_turns(
+@pytest.mark.parametrize("left_out", [0, 1, 3, 4, 5, 7, 20, 31, 32])
+async def test_truncation_drops_the_fewest_oldest_items(
     left_out: int, capabilities: Capabilities, encoding: Encoding
 ) -> None:
-    remaining = replace(LONG, items=LONG.items[4 * left_out :])
+    remaining = replace(LONG, items=LONG.items[left_out:])
     context = size_of(remaining, encoding) + 50
     request = GenerationRequest("m", LONG, answer=AnswerOptions(max_tokens=50), prompt=PromptOptions(truncate=True))
     backend, report = await run(encoding, request, replace(capabilities, context=context))
@@ -114,11 +117,14 @@ async def test_truncation_leaves_room_for_the_answer(
     )
     backend, report = await run(encoding, request, replace(IDS, context=context))
     prompt_tokens = len(backend.jobs[0].prompt.tokens)
-    with_one_more_turn = replace(conversation, items=conversation.items[4 * report.facts.left_out - 4 :])
-    assert prompt_tokens <= context - room < size_of(with_one_more_turn, encoding)
+    # A call and its result are dropped together.
+    dropped = conversation.items[: report.facts.left_out]
+    unit = 2 if isinstance(dropped[-1], ToolResult) else 1
+    with_one_more_unit = replace(conversation, items=conversation.items[len(dropped) - unit :])
+    assert prompt_tokens <= context - room < size_of(with_one_more_unit, encoding)
 
 
-async def test_the_last_turn_is_never_dropped(encoding: Encoding) -> None:
+async def test_the_last_message_is_never_dropped(encoding: Encoding) -> None:
     last = replace(LONG, items=LONG.items[-1:])
     request = GenerationRequest(
         "m",
@@ -130,13 +136,98 @@ async def test_the_last_turn_is_never_dropped(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step("x", FinishReason.LENGTH)], replace(IDS, context=size + 1))
     stream = Runner(encoding, backend).engine.start(request)
     assert [batch async for batch in stream]
-    assert (stream.report.facts.left_out, backend.jobs[0].max_tokens) == (8, 1)
+    assert (stream.report.facts.left_out, backend.jobs[0].max_tokens) == (32, 1)
     full = Scripted(encoding, [Step("x")], replace(IDS, context=size))
     with pytest.raises(ContextTooLong) as raised:
         await anext(aiter(Runner(encoding, full).engine.start(request)))
     assert raised.value.param == "input"
     assert f"resulted in {size} tokens" in raised.value.message
     assert full.jobs == []
+
+
+TASK = UserMessage("The task. " + WORDS)
+
+
+def work(count: int, *, words: int = 10) -> tuple[Item, ...]:
+    """Return the calls of one long turn, each with its reasoning and its result."""
+    return tuple(
+        item
+        for n in range(count)
+        for item in (
+            AssistantReasoning(f"Thought {n}."),
+            AssistantCall(f"call_{n}", "f", f'{{"n":{n}}}'),
+            ToolResult(f"call_{n}", "f", f"Found {n}. {WORDS * words}"),
+        )
+    )
+
+
+async def shortened(
+    encoding: Encoding, items: tuple[Item, ...], context: int, *, for_summary: bool = False
+) -> tuple[str, GenerationReport]:
+    """Return the prompt for `items` in a context window of `context` tokens, and the report."""
+    options = PromptOptions(truncate=True, for_summary=for_summary)
+    request = GenerationRequest("m", replace(CONVERSATION, items=items), AnswerOptions(max_tokens=20), prompt=options)
+    backend, report = await run(encoding, request, replace(IDS, context=context))
+    return encoding.decode(backend.jobs[0].prompt.tokens), report
+
+
+ASK = UserMessage("Sum up our conversation.")
+
+
+@pytest.mark.parametrize("for_summary", [False, True], ids=["truncation", "summary"])
+async def test_a_long_turn_keeps_its_task_and_its_newest_calls(for_summary: bool, encoding: Encoding) -> None:
+    old = (UserMessage("The old task."), *work(2), AssistantMessage("Done."))
+    summary = UserMessage(SUMMARY_HEADING + "The summary.")
+    end = (ASK,) if for_summary else ()
+    kept = (summary, TASK, *work(12)[18:], *end)
+    context = size_of(replace(CONVERSATION, items=kept), encoding) + 20
+    prompt, report = await shortened(encoding, (*old, summary, TASK, *work(12), *end), context, for_summary=for_summary)
+    assert (report.facts.left_out, report.facts.shortened) == (len(old) + 18, 0)
+    assert prompt == encoding.decode(
+        Renderer(encoding).prompt(replace(CONVERSATION, items=kept), plan_tools(CONVERSATION.preamble.tools))
+    )
+
+
+@pytest.mark.parametrize("position", ["task", "result", "arguments", "both"])
+async def test_a_summary_shortens_texts_that_are_too_long_alone(position: str, encoding: Encoding) -> None:
+    # Tokens end within these characters.
+    long = "Begin. " + "\U0001f9ff\u0bf8 word " * 3_000 + "End."
+    task = UserMessage("The task. " + (long if position in ("task", "both") else ""))
+    call = AssistantCall("c", "f", long if position == "arguments" else "{}")
+    result = ToolResult("c", "f", "The result. " + (long if position in ("result", "both") else ""))
+    prompt, report = await shortened(
+        encoding, (UserMessage("Old."), AssistantMessage("Old."), task, call, result, ASK), 2_000, for_summary=True
+    )
+    count = 2 if position == "both" else 1
+    assert (report.facts.left_out, report.facts.shortened) == (2, count)
+    assert [prompt.count(text) for text in ("The task. ", "The result. ", ASK.text)] == [1, 1, 1]
+    assert [prompt.count(text) for text in ("Begin.", SHORTENED, "End.")] == [count] * 3
+    assert "\ufffd" not in prompt
+    # The prompt fills the window, except the room for the answer.
+    assert 1_850 <= len(encoding.encode_marked(prompt)) <= 1_980
+
+
+async def test_truncation_never_shortens_a_text(encoding: Encoding) -> None:
+    with pytest.raises(ContextTooLong):
+        await shortened(encoding, (TASK, *work(2, words=100)), 1_000)
+
+
+@pytest.mark.parametrize("for_summary", [False, True], ids=["truncation", "summary"])
+async def test_a_conversation_that_fits_is_rendered_once(
+    for_summary: bool, encoding: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Conversation] = []
+    prompt = Renderer.prompt
+
+    def counted(renderer: Renderer, conversation: Conversation, tools: ToolSet, plan: PromptPlan | None) -> list[int]:
+        rendered.append(conversation)
+        return prompt(renderer, conversation, tools, plan)
+
+    monkeypatch.setattr(Renderer, "prompt", counted)
+    renderer, tools = Renderer(encoding), plan_tools(LONG.preamble.tools)
+    fitted = await fit(renderer, LONG, tools, 100_000, for_summary=for_summary)
+    assert fitted.conversation is LONG
+    assert rendered == [LONG]
 
 
 async def test_a_long_conversation_is_rejected_without_truncation(encoding: Encoding) -> None:
@@ -146,8 +237,8 @@ async def test_a_long_conversation_is_rejected_without_truncation(encoding: Enco
     assert raised.value.param is None
 
 
-async def test_a_resumed_answer_drops_the_same_turns(encoding: Encoding) -> None:
-    capabilities = replace(IDS, context=size_of(replace(LONG, items=LONG.items[12:]), encoding) + 60)
+async def test_a_resumed_answer_drops_the_same_items(encoding: Encoding) -> None:
+    capabilities = replace(IDS, context=size_of(replace(LONG, items=LONG.items[12:]), encoding) + 50)
     request = GenerationRequest(
         "m",
         LONG,
@@ -162,7 +253,7 @@ async def test_a_resumed_answer_drops_the_same_turns(encoding: Encoding) -> None
         replace(request, resumption=replace(request.resumption, journal=tuple(journal)))
     )
     assert [batch async for batch in resumed]
-    assert report.facts.left_out == resumed.report.facts.left_out == 3
+    assert report.facts.left_out == resumed.report.facts.left_out == 12
     assert list(backend.jobs[0].prompt.tokens) == [*first.jobs[0].prompt.tokens, *journal]
 
 

@@ -1,52 +1,48 @@
-"""Truncation of long conversations by whole turns."""
+"""Positions at which a truncated conversation may begin."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
-    Conversation,
+    AssistantReasoning,
+    DeveloperMessage,
     Item,
-    Preamble,
+    Phase,
     ToolResult,
     UserMessage,
 )
-from unisono.engine.prompt import later_starts
+from unisono.engine.fitting import unit_starts
 
-CALLED = AssistantCall("c", "f", "{}")
+CALL, RESULT = AssistantCall("c", "f", "{}"), ToolResult("c", "f", "x")
+OTHER_CALL, OTHER_RESULT = AssistantCall("d", "f", "{}"), ToolResult("d", "f", "y")
+USER, THOUGHT, PREAMBLE = UserMessage("a"), AssistantReasoning("t"), AssistantMessage("p", Phase.COMMENTARY)
+ANSWER, RULE, TOOLS = AssistantMessage("b"), DeveloperMessage("r"), AddedTools(())
 
-DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {
-    "one turn": ([UserMessage("a"), AssistantMessage("b")], None),
-    "no items": ([], None),
-    "two turns": ([UserMessage("a"), AssistantMessage("b"), UserMessage("c")], [UserMessage("c")]),
-    "calls go with their turn": (
-        [UserMessage("a"), CALLED, ToolResult("c", "f", "x"), UserMessage("b"), AssistantMessage("y")],
-        [UserMessage("b"), AssistantMessage("y")],
-    ),
-    "no result without its call": (
-        [UserMessage("a"), CALLED, UserMessage("b"), ToolResult("c", "f", "x"), UserMessage("d")],
-        [UserMessage("d")],
-    ),
+STARTS: dict[str, tuple[list[Item], list[int]]] = {
+    "no items": ([], []),
+    "one item": ([USER], []),
+    "messages": ([USER, ANSWER, RULE, USER, ANSWER], [1, 2, 3, 4]),
+    "reasoning stays with its message": ([USER, THOUGHT, ANSWER], [1]),
+    "reasoning and preamble stay with their call": ([USER, THOUGHT, PREAMBLE, CALL, RESULT, USER], [1, 5]),
+    "a result stays with its call": ([USER, CALL, USER, RESULT, USER], [1, 4]),
+    "parallel calls stay together": ([USER, THOUGHT, CALL, OTHER_CALL, RESULT, OTHER_RESULT, ANSWER], [1, 6]),
+    "calls in sequence": ([USER, THOUGHT, CALL, RESULT, THOUGHT, OTHER_CALL, OTHER_RESULT], [1, 4]),
+    "calls with the same id": ([USER, CALL, RESULT, CALL, RESULT, CALL, RESULT], [1, 3, 5]),
+    "a result without a call": ([USER, RESULT, USER, ANSWER], [2, 3]),
+    "a call without a result": ([USER, THOUGHT, CALL, USER], [1, 3]),
+    "added tools": ([USER, CALL, RESULT, TOOLS, OTHER_CALL, OTHER_RESULT], [1, 4]),
 }
 
 
-def without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Return the conversation without its oldest turn; None if only one turn is left."""
-    starts = later_starts(conversation.items)
-    return replace(conversation, items=conversation.items[starts[0] :]) if starts else None
-
-
-@pytest.mark.parametrize(("items", "expected"), DROPS.values(), ids=DROPS)
-def test_truncation_drops_whole_turns(items: list[Item], expected: list[Item] | None) -> None:
-    shorter = without_oldest_turn(Conversation(Preamble("Be brief."), tuple(items)))
-    assert (None if shorter is None else list(shorter.items)) == expected
-    assert shorter is None or shorter.preamble.instructions == "Be brief."
+@pytest.mark.parametrize(("items", "expected"), STARTS.values(), ids=STARTS)
+def test_a_truncated_conversation_begins_with_a_whole_unit(items: list[Item], expected: list[int]) -> None:
+    assert unit_starts(items) == expected
 
 
 items_strategy = st.one_of(
@@ -58,11 +54,12 @@ items_strategy = st.one_of(
 
 
 @given(st.lists(items_strategy, max_size=12))
-def test_dropping_turns_reaches_every_later_start(items: list[Item]) -> None:
-    conversation: Conversation | None = Conversation(Preamble(), tuple(items))
-    reached: list[int] = []
-    while conversation is not None and (conversation := without_oldest_turn(conversation)) is not None:
-        reached.append(len(items) - len(conversation.items))
-        called = {item.call_id for item in conversation.items if isinstance(item, AssistantCall)}
-        assert all(item.call_id in called for item in conversation.items if isinstance(item, ToolResult))
-    assert reached == later_starts(items)
+def test_truncation_never_separates_a_result_from_its_call(items: list[Item]) -> None:
+    for start in unit_starts(items):
+        # Every call has the results up to the next call with the same id.
+        owners: dict[str, int] = {}
+        for position, item in enumerate(items):
+            if isinstance(item, AssistantCall):
+                owners[item.call_id] = position
+            elif isinstance(item, ToolResult) and position >= start:
+                assert owners.get(item.call_id, start) >= start

@@ -11,7 +11,14 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Final, TypeAlias
 
 from unisono.api.collected_answer import CollectedAnswer, collect
-from unisono.api.summary import MAX_PRESERVED_CHARACTERS, compacted_items, newest_input, summary_of, summary_request
+from unisono.api.summary import (
+    MAX_PRESERVED_CHARACTERS,
+    compacted_items,
+    newest_input,
+    notes_on_summary,
+    summary_of,
+    summary_request,
+)
 from unisono.core.conversation import Conversation, Item, Json
 from unisono.core.events import Compacted, Delta, Event, Finished
 from unisono.core.frozen import dataclass
@@ -36,7 +43,6 @@ MAX_WINDOW_SHARE: Final = 0.9
 PRESERVED_CHARACTERS_PER_TOKEN: Final = 2
 # Key of a compaction in the journal's note.
 NOTE: Final = "compaction"
-NO_SUMMARY: Final = "context_management: the model wrote no summary, so the conversation was not compacted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,7 @@ class CompactingStream(BatchStream):
         self._recoveries: list[str] = []
         self._failovers = 0
         self._notes: list[str] = []
+        self._left_out = 0
 
     async def admit(self) -> None:
         await (await self._first_stream()).admit()
@@ -194,12 +201,16 @@ class CompactingStream(BatchStream):
                 events += (event for event in batch if not isinstance(event, Delta))
         self._publish(stream.report, with_journal=False)
         self._recoveries, self._failovers = [*self.report.recoveries], self.report.failovers
-        self._compacted = self._to_compacted(collect(events))
+        self._compacted = self._to_compacted(collect(events), stream.report)
 
-    def _to_compacted(self, result: CollectedAnswer) -> Compacted:
-        summary = summary_of(result.items)
-        if not summary and not self._plan.ends_answer:
-            self._notes = [NO_SUMMARY]
+    def _to_compacted(self, result: CollectedAnswer, report: GenerationReport) -> Compacted:
+        summary = summary_of(result)
+        self._notes = notes_on_summary(summary, report)
+        self._left_out = report.facts.left_out if summary else 0
+        if self._plan.ends_answer:
+            # No other generation follows, whose report would be published.
+            self.report.notes = [*self._notes, *report.notes]
+            self.report.facts = replace(report.facts, left_out=self._left_out)
         return Compacted(
             self._plan.replacement(summary), summary, result.finished.usage, ends_answer=self._plan.ends_answer
         )
@@ -216,7 +227,12 @@ class CompactingStream(BatchStream):
                 origin=replace(request.origin, key=RequestKey()),
             )
         if request.resumption.is_journal_stored:
-            note: dict[str, Json] = {"summary": compacted.summary, "usage": asdict(compacted.usage)}
+            note: dict[str, Json] = {
+                "summary": compacted.summary,
+                "usage": asdict(compacted.usage),
+                "notes": [*self._notes],
+                "left_out": self._left_out,
+            }
             request = replace(request, resumption=replace(request.resumption, journal_note={NOTE: note}))
         return self._service.start(request)
 
@@ -230,7 +246,9 @@ class CompactingStream(BatchStream):
             return None
         try:
             summary, usage = str(note["summary"]), Usage(**note["usage"])
-        except (KeyError, TypeError) as failure:
+            # Earlier versions stored neither notes nor the number of items.
+            self._notes, self._left_out = [*map(str, note.get("notes", ()))], int(note.get("left_out", 0))
+        except (AttributeError, KeyError, TypeError, ValueError) as failure:
             raise StoreUnreadable(
                 "The answer cannot be resumed: the stored summary of its conversation is damaged. Repeat the request."
             ) from failure
@@ -244,5 +262,7 @@ class CompactingStream(BatchStream):
         self.report.recoveries = [*self._recoveries, *report.recoveries]
         self.report.failovers += self._failovers
         self.report.notes = [*self._notes, *report.notes]
+        if self._left_out:
+            self.report.facts = replace(report.facts, left_out=report.facts.left_out + self._left_out)
         if with_journal:
             self.report.journal += report.journal[len(self.report.journal) :]

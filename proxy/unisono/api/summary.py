@@ -1,7 +1,7 @@
 """Compaction: the model writes a summary of a conversation, which replaces the conversation.
 
-If the model writes no summary, the conversation stays as it is. A compaction item contains the items that replace the
-conversation, encrypted for the tenant of the conversation.
+If the model writes no complete summary, the conversation stays as it is. A compaction item contains the items that
+replace the conversation, encrypted for the tenant of the conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from unisono.api.collected_answer import CollectedAnswer
 from unisono.core.conversation import (
+    SUMMARY_HEADING,
     AddedTools,
     AssistantCall,
     AssistantMessage,
@@ -20,9 +22,9 @@ from unisono.core.conversation import (
     Phase,
     UserMessage,
 )
-from unisono.core.events import Closed, Text
+from unisono.core.events import Text
 from unisono.core.frozen import dataclass
-from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestKey
+from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey
 from unisono.errors import StoreTooLarge
 
 # Maximum tokens of a summary and its reasoning.
@@ -37,13 +39,12 @@ INSTRUCTIONS = (
     "and why; what failed; what is still open, and the next step. Do not go on with the work, do not call a tool and "
     "do not address me: answer with the summary alone."
 )
-# Prefix of a summary in the message to the model.
-HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
-
 
 # Introduction of a client's own instructions for the summary. They are often as short as "Focus on the code", with
 # which the model would not write a summary at all.
 FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
+
+NO_SUMMARY = "compaction: the model wrote no complete summary, so the conversation was not compacted"
 
 
 class ItemSealing(Protocol):
@@ -59,7 +60,7 @@ class ItemSealing(Protocol):
 def summary_request(request: GenerationRequest, further: str = "") -> GenerationRequest:
     """Return the request for a summary of the conversation of `request`.
 
-    A conversation that is already too long is summarized without its oldest messages. `further` are the client's
+    A conversation that is already too long is summarized without its oldest items. `further` are the client's
     instructions for the summary.
     """
     instructions = INSTRUCTIONS + (FURTHER_INSTRUCTIONS + further if further else "")
@@ -80,15 +81,36 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
             calls_allowed=False,
             forbidden_tools=ForbiddenTools.KEEP,
         ),
-        prompt=replace(request.prompt, truncate=True),
+        prompt=replace(request.prompt, truncate=True, for_summary=True),
     )
 
 
-def summary_of(answer: Iterable[Closed]) -> str:
+def summary_of(answer: CollectedAnswer) -> str:
     """Return the summary, or "" if the model wrote only reasoning or calls."""
-    texts = [(closed.item.phase, closed.text) for closed in answer if isinstance(closed.item, Text)]
+    texts = [(closed.item.phase, closed.text) for closed in answer.items if isinstance(closed.item, Text)]
     final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()
     return final or "\n\n".join(text for _, text in texts).strip()
+
+
+def notes_on_summary(summary: str, report: GenerationReport) -> list[str]:
+    """Return notes about a missing summary, or about items that the summary does not cover.
+
+    `summary` is the result of `summary_of`, and `report` the report of its generation.
+    """
+    if not summary:
+        return [NO_SUMMARY]
+    notes: list[str] = []
+    if report.facts.left_out:
+        notes.append(
+            f"compaction: the summary does not cover the {report.facts.left_out} oldest items, because the "
+            "conversation exceeds the context window"
+        )
+    if count := report.facts.shortened:
+        texts, their, they = ("text", "its", "it exceeds") if count == 1 else ("texts", "their", "they exceed")
+        notes.append(
+            f"compaction: the model read {count} {texts} without {their} middle, because {they} the context window"
+        )
+    return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +137,7 @@ def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVE
         return Replacement(bare)
     # Instructions stay as they are, because the model must not rephrase them. Added tools stay too.
     kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
-    return Replacement(kept, tuple(newest_messages(items, room)), (UserMessage(HEADING + summary),))
+    return Replacement(kept, tuple(newest_messages(items, room)), (UserMessage(SUMMARY_HEADING + summary),))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -156,7 +178,7 @@ def replaces_history(items: Iterable[Item]) -> bool:
     """
     return any(
         not isinstance(item, DeveloperMessage | AddedTools)
-        and not (isinstance(item, UserMessage) and item.text.startswith(HEADING))
+        and not (isinstance(item, UserMessage) and item.text.startswith(SUMMARY_HEADING))
         for item in items
     )
 
@@ -165,7 +187,7 @@ def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS)
     """Return the user's newest messages, oldest first, with at most `room` characters in total."""
     preserved: list[UserMessage] = []
     for message in reversed(items):
-        if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
+        if not isinstance(message, UserMessage) or message.text.startswith(SUMMARY_HEADING):
             continue
         room -= len(message.text)
         if room < 0:

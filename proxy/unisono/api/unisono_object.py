@@ -47,8 +47,9 @@ def answer_origin(reports: Sequence[GenerationReport]) -> AnswerOrigin:
 def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
     """Return the `unisono` object.
 
-    Its field `left_out` is the number of oldest messages that were left out because the prompt exceeded the context
-    window. `unmet` names the requirements that the answer does not meet. `hooks` holds the values that hooks add.
+    Its field `left_out` is the number of oldest items that were left out because the prompt, or the request for a
+    summary, exceeded the context window. `unmet` names the requirements that the answer does not meet. `hooks` holds
+    the values that hooks add.
     """
     origin = answer_origin(reports)
     about: dict[str, Any] = {

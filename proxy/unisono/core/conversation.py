@@ -135,6 +135,10 @@ class Preamble:
     form: AnswerForm | None = None
 
 
+# Prefix of a user message that contains the summary of a compaction instead of the user's words.
+SUMMARY_HEADING: Final = "[Summary of the conversation before this point, as you wrote it]\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class UserMessage:
     text: str

@@ -174,7 +174,8 @@ class GenerationFacts:
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
     prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
-    left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
+    left_out: int = 0  # oldest items dropped because the conversation was too long
+    shortened: int = 0  # texts shortened because the newest items alone were too long for a summary
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
     replaced_prompt: str | None = None  # the raw prompt, if a hook has replaced it
     cost: int = 0  # price of the usage, in the unit of `quotas.TokenUsage`; 0 before the end

@@ -1,18 +1,16 @@
-"""Prompt of a step: render, fit to a context window, continue after generated tokens.
+"""Prompt of a step: render, and continue after generated tokens.
 
-Long texts are processed in a thread: the tokenizer releases the GIL, so other streams continue. A conversation that is
-too long loses whole turns, oldest first.
+Long texts are processed in a thread: the tokenizer releases the GIL, so other streams continue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, Tokens, ToolResult, UserMessage
+from unisono.core.conversation import Conversation, Tokens
 from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     CHANNEL,
@@ -63,18 +61,6 @@ class RenderedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedConversation:
-    """A conversation that was shortened to fit a context window, and its rendered prompt.
-
-    `left_out` is the number of oldest turns that were dropped.
-    """
-
-    conversation: Conversation
-    rendered: RenderedPrompt
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
     """The prompt with which a step continues, and the decoder for the backend's output.
 
@@ -94,13 +80,17 @@ async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet,
     # Making the plan hashes every message, so it is done in the thread if there are many items.
     plan = None if len(conversation.items) > OFF_LOOP_ITEMS else renderer.plan(conversation, tools)
     if plan is None or plan.cold_chars > OFF_LOOP_CHARS:
-        return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt, plan)
-    return _rendered(renderer, conversation, tools, salt, plan)
+        return await asyncio.to_thread(render_here, renderer, conversation, tools, salt, plan)
+    return render_here(renderer, conversation, tools, salt, plan)
 
 
-def _rendered(
+def render_here(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str, plan: PromptPlan | None = None
 ) -> RenderedPrompt:
+    """Render a conversation in the current thread.
+
+    A `plan` for the same arguments saves the cache lookups.
+    """
     tokens = renderer.prompt(conversation, tools, plan)
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
     return RenderedPrompt(Prompt(tokens), opening, blocks_of(tokens, salt))
@@ -119,38 +109,6 @@ async def with_text(
     else:
         text = renderer.text_prompt(conversation, tools)
     return replace(rendered, prompt=Prompt(tokens, text))
-
-
-async def fit(
-    renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = ""
-) -> FittedConversation:
-    """Drop as few of the oldest turns as necessary for a prompt of at most `limit` tokens.
-
-    If even the newest turn alone exceeds the limit, only the newest turn remains. Prompts with different `salt` share
-    no block hashes.
-    """
-    rendered = await render(renderer, conversation, tools, salt)
-    starts = later_starts(conversation.items) if len(rendered.prompt.tokens) > limit else []
-    if not starts:
-        return FittedConversation(conversation, rendered)
-    return await asyncio.to_thread(_fitted, renderer, conversation, starts, tools, limit, salt)
-
-
-def _fitted(
-    renderer: Renderer, conversation: Conversation, starts: Sequence[int], tools: ToolSet, limit: int, salt: str
-) -> FittedConversation:
-    def later(turn: int) -> Conversation:
-        dropped, kept = conversation.items[: starts[turn]], conversation.items[starts[turn] :]
-        # The model may still call the tools that a dropped turn added.
-        return replace(conversation, items=(*(item for item in dropped if isinstance(item, AddedTools)), *kept))
-
-    def fits(turn: int) -> bool:
-        return len(renderer.prompt(later(turn), tools)) <= limit
-
-    # A prompt never grows when another turn is dropped, so a binary search works. The last start is used even if the
-    # prompt then does not fit.
-    first = bisect_left(range(len(starts) - 1), True, key=fits)
-    return FittedConversation(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
 
 async def continue_prompt(
@@ -261,28 +219,3 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
 
 def _last_start(tokens: Sequence[int]) -> int:
     return len(tokens) - 1 - tokens[::-1].index(START)
-
-
-def later_starts(items: Sequence[Item]) -> list[int]:
-    """Return the item positions at which a truncated conversation may begin, in ascending order.
-
-    Positions are 0-based indices of `items`. A turn ends before the next user message. A tool result is never separated
-    from its call. The instructions are not items, so they always remain. A conversation that begins at the first
-    position lacks only its oldest turn; at the last position, it consists only of its newest turn. The running time is
-    linear in the number of items.
-    """
-    starts: list[int] = []
-    called: set[str] = set()
-    orphans: set[str] = set()
-    for position in range(len(items) - 1, 0, -1):
-        match items[position]:
-            case ToolResult(call_id=call_id) if call_id not in called:
-                orphans.add(call_id)
-            case AssistantCall(call_id=call_id):
-                called.add(call_id)
-                orphans.discard(call_id)
-            case UserMessage() if not orphans:
-                starts.append(position)
-            case _:
-                pass
-    return starts[::-1]

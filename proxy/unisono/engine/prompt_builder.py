@@ -12,13 +12,14 @@ from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chu
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
 from unisono.engine.deps import PreparedConversation
-from unisono.engine.prompt import RenderedPrompt, fit, render, with_text
+from unisono.engine.fitting import fit
+from unisono.engine.prompt import RenderedPrompt, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 
-# Number of tokens that are reserved for an answer without a token limit when oldest turns may be dropped.
+# Number of tokens that are reserved for an answer without a token limit when oldest items may be dropped.
 MIN_ANSWER_TOKENS = 1_024
 
 
@@ -154,9 +155,14 @@ class PromptBuilder:
         # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
         wanted = min(self._request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
         fitted = await fit(
-            self._renderer, self._original, self._tools, window - wanted, self._request.routing.cache_salt
+            self._renderer,
+            self._original,
+            self._tools,
+            window - wanted,
+            self._request.routing.cache_salt,
+            for_summary=self._request.prompt.for_summary,
         )
         if fitted.conversation is not self.conversation:
             self.conversation, self._current = fitted.conversation, None
         self._fitted_to = window
-        self._report.facts.left_out = fitted.left_out
+        self._report.facts.left_out, self._report.facts.shortened = fitted.left_out, fitted.shortened

@@ -16,9 +16,9 @@ from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thin
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import SEALED
 from unisono.api.model_rules import ModelRules
-from unisono.api.summary import HEADING
 from unisono.core.access import Caller
 from unisono.core.conversation import (
+    SUMMARY_HEADING,
     AddedTools,
     AssistantCall,
     AssistantMessage,
@@ -144,7 +144,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
             QUESTION,
         ],
         [
-            UserMessage(HEADING + "We met."),
+            UserMessage(SUMMARY_HEADING + "We met."),
             AssistantMessage("It is so."),
             UserMessage("Hi"),
             UserMessage("Hi"),
@@ -316,7 +316,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
             QUESTION,
         ],
         [
-            UserMessage(HEADING + "We met."),
+            UserMessage(SUMMARY_HEADING + "We met."),
             DeveloperMessage("From now on, do not call this tool: look"),
             UserMessage("Hi"),
         ],

@@ -38,10 +38,10 @@ from unisono.api.messages.content_blocks import (
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
-from unisono.api.summary import HEADING
 from unisono.api.tools import to_toolbox
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
+    SUMMARY_HEADING,
     AddedTools,
     AssistantCall,
     AssistantReasoning,
@@ -129,7 +129,7 @@ class HistoryReader:
         message = messages[position]
         block = message.content[place]
         assert isinstance(block, CompactionBlock)
-        summary = UserMessage(HEADING + (block.content or ""))
+        summary = UserMessage(SUMMARY_HEADING + (block.content or ""))
         sealed = block.encrypted_content
         opened = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
         # A block from another server has only the summary. If the client changed the summary, the change is respected.

@@ -2,7 +2,8 @@
 
 The result contains the user's newest messages unchanged, and one sealed item with the rest. The client stores the
 result; the gateway stores nothing. When the client sends the sealed item back as input, any replica can decrypt it, in
-any dialect, and the model reads the summary. If the model writes no summary, the sealed item contains the history.
+any dialect, and the model reads the summary. If the model writes no complete summary, the sealed item contains the
+history.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
-from unisono.api.summary import replacement_of, sealed_items, summary_of, summary_request
+from unisono.api.summary import notes_on_summary, replacement_of, sealed_items, summary_of, summary_request
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.api.unused_fields import MAX_NOTES, without_effect
@@ -76,11 +77,15 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
         await stream.aclose()
     # The summary replaces everything that the model has seen, including earlier responses.
     history = (*past.earlier, *meaning_of(prepared.generation.input))
-    replacement = replacement_of(history, summary_of(result.items))
+    summary, report = summary_of(result), stream.report
+    replacement = replacement_of(history, summary)
+    report.notes = [*notes_on_summary(summary, report), *report.notes]
+    if not summary:
+        report.facts.left_out = 0
     sealed = sealed_items((*replacement.kept, *replacement.summary), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
-    return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, stream.report, notes)
+    return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, report, notes)
 
 
 def _reasoning(reasoning: Any) -> Any:
