@@ -166,9 +166,14 @@ async def test_other_conversations_are_not_compacted(harness: Line, fields: Json
     assert "notes" not in managed["unisono"]
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["missing", "cut off"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_missing_summary_leaves_the_conversation_as_it_is(harness: Line, stream: bool) -> None:
-    harness.say(f"{THOUGHT}<|channel|>final<|message|><|return|>", ANSWER)
+async def test_an_incomplete_summary_leaves_the_conversation_as_it_is(
+    harness: Line, stream: bool, is_cut: bool
+) -> None:
+    missing, cut = (f"{THOUGHT}<|channel|>final<|message|>{text}" for text in ("<|return|>", SUMMARY))
+    summary = harness.wire.script(cut, finish="length") if is_cut else missing
+    harness.say(summary, ANSWER)
     response = await harness.responds(input=[*HISTORY, QUESTION], stream=stream, **COMPACT)
     assert kinds(response["output"]) == ["reasoning", "message"]
     assert "porcelain" in harness.prompts[-1]

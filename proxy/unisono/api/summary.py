@@ -24,6 +24,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Text
 from unisono.core.frozen import dataclass
+from unisono.core.generation import FinishReason
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey
 from unisono.errors import StoreTooLarge
 
@@ -86,7 +87,12 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
 
 
 def summary_of(answer: CollectedAnswer) -> str:
-    """Return the summary, or "" if the model wrote only reasoning or calls."""
+    """Return the summary, or "" if the model wrote only reasoning or calls.
+
+    A summary that was cut off does not count, because it would replace a conversation of which it lacks a part.
+    """
+    if answer.finished.reason is FinishReason.LENGTH:
+        return ""
     texts = [(closed.item.phase, closed.text) for closed in answer.items if isinstance(closed.item, Text)]
     final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()
     return final or "\n\n".join(text for _, text in texts).strip()

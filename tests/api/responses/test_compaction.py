@@ -176,6 +176,7 @@ NO_SUMMARY: dict[str, list[Step]] = {
     "only reasoning": [[*reasoning(0, "Hm."), finished()]],
     "white space": [[*final(0, " \n"), finished()]],
     "reasoning cut off at the limit": [[*reasoning(0, "Hm."), finished(FinishReason.LENGTH)]],
+    "cut off at the limit": [[*final(0, "They want"), finished(FinishReason.LENGTH)]],
     "a call": [[*call(0, 0, "look", "{}"), finished()]],
     "no output": [[finished()]],
 }
@@ -187,6 +188,8 @@ async def test_the_whole_conversation_is_sealed_without_a_summary(script: list[S
         response = await compact(gateway)
         assert response.status == 200
         [seal] = response.json()["output"]
+        [note] = response.json()["unisono"]["notes"]
+        assert note.startswith("compaction: the model wrote no complete summary")
         more = {"role": "user", "content": "Is it ready?"}
         await gateway.post("/v1/responses", {"model": "gpt-oss", "input": [seal, more]})
         assert items_of_request(gateway)[:-1] == items_of_request(gateway, 0)[:-1]
