@@ -289,6 +289,19 @@ async def test_a_client_may_compact_at_any_time(bench: Bench, stream: bool) -> N
     assert_replaced(bench.prompts[-1], *KEPT)
 
 
+async def test_a_call_without_a_result_stays_after_the_summary(bench: Bench) -> None:
+    bench.say(SUMMARIZED, ANSWER)
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"into": "cup"}}
+    summarized = await bench.message(
+        messages=[*HISTORY, {"role": "assistant", "content": [use]}], compaction={"type": "summarize"}
+    )
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Empty."}
+    block = {"role": "assistant", "content": summarized["content"]}
+    message = await bench.message(messages=[block, {"role": "user", "content": [result]}], system="Be brief.")
+    assert_replaced(bench.prompts[-1], "Be brief.", SUMMARY, '{"into":"cup"}', "<|start|>functions.look to", "Empty.")
+    assert "notes" not in message["unisono"]
+
+
 @both_forms
 async def test_a_missing_summary_is_a_block_without_content(bench: Bench, stream: bool) -> None:
     bench.say(f"{THOUGHT}<|channel|>final<|message|><|return|>", ANSWER)

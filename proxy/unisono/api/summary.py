@@ -20,6 +20,7 @@ from unisono.core.conversation import (
     DeveloperMessage,
     Item,
     Phase,
+    ToolResult,
     UserMessage,
 )
 from unisono.core.events import Text
@@ -45,6 +46,8 @@ INSTRUCTIONS = (
 # which the model would not write a summary at all.
 FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
 
+# Items, besides user messages, that only a compaction without a summary contains.
+HISTORY = (AssistantMessage, ToolResult)
 NO_SUMMARY = "compaction: the model wrote no complete summary, so the conversation was not compacted"
 
 
@@ -121,15 +124,16 @@ def notes_on_summary(summary: str, report: GenerationReport) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Items that replace a conversation, in the order `kept`, `newest`, `summary`.
+    """Items that replace a conversation, in the order `kept`, `newest`, `summary`, `pending`.
 
-    `kept` are the instructions and the added tools, and `newest` the user's newest messages. Without a summary, `kept`
-    is the whole conversation.
+    `kept` are the instructions and the added tools, and `newest` the user's newest messages. `pending` are the calls
+    without a result, whose results may follow. Without a summary, `kept` is the whole conversation.
     """
 
     kept: tuple[Item, ...]
     newest: tuple[UserMessage, ...] = ()
     summary: tuple[UserMessage, ...] = ()
+    pending: tuple[Item, ...] = ()
 
 
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
@@ -143,7 +147,8 @@ def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVE
         return Replacement(bare)
     # Instructions stay as they are, because the model must not rephrase them. Added tools stay too.
     kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
-    return Replacement(kept, tuple(newest_messages(items, room)), (UserMessage(SUMMARY_HEADING + summary),))
+    newest = tuple(newest_messages(items, room))
+    return Replacement(kept, newest, (UserMessage(SUMMARY_HEADING + summary),), tuple(pending_calls(bare)))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -166,7 +171,31 @@ def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERV
     # The model has to answer the user's last messages, so these follow the summary.
     end = len(items) - len(newest_input(items))
     replacement = replacement_of(items[:end], summary, room)
-    return (*replacement.kept, *replacement.newest, *replacement.summary, *items[end:])
+    return (*replacement.kept, *replacement.newest, *replacement.summary, *replacement.pending, *items[end:])
+
+
+def pending_calls(items: Sequence[Item]) -> list[Item]:
+    """Return the calls without a result, each after its reasoning.
+
+    A call does not count if the model has answered a later message of the user, because the user gave up the call.
+    """
+    pending: dict[str, list[Item]] = {}
+    reasoning: list[Item] = []
+    for item in items[: len(items) - len(newest_input(items))]:
+        match item:
+            case AssistantReasoning():
+                reasoning.append(item)
+                continue
+            case AssistantCall(call_id=call_id):
+                pending[call_id] = [*reasoning, item]
+            case ToolResult(call_id=call_id):
+                pending.pop(call_id, None)
+            case UserMessage():
+                pending.clear()
+            case _:
+                pass
+        reasoning = []
+    return [item for call in pending.values() for item in call]
 
 
 def newest_input(items: Sequence[Item]) -> Sequence[Item]:
@@ -180,11 +209,10 @@ def newest_input(items: Sequence[Item]) -> Sequence[Item]:
 def replaces_history(items: Iterable[Item]) -> bool:
     """Return True if the items of a compaction include user messages, or output of the model.
 
-    Summaries, instructions and added tools do not count.
+    Summaries, instructions, added tools and pending calls do not count.
     """
     return any(
-        not isinstance(item, DeveloperMessage | AddedTools)
-        and not (isinstance(item, UserMessage) and item.text.startswith(SUMMARY_HEADING))
+        not item.text.startswith(SUMMARY_HEADING) if isinstance(item, UserMessage) else isinstance(item, HISTORY)
         for item in items
     )
 

@@ -138,7 +138,12 @@ class HistoryReader:
             # The answer paused after the compaction, and the client may have sent its newest messages again.
             later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
             items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
-        self.history.add(*items)
+        for item in items:
+            # The result of a call may follow.
+            if isinstance(item, AssistantCall):
+                self.history.call(item)
+            else:
+                self.history.add(item)
         at = f"messages.{position}.content.{place}.tool_changes"
         changes = [(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())]
         # The items in this gateway's own blocks already contain the notices about removed tools.

@@ -82,7 +82,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     report.notes = [*notes_on_summary(summary, report), *report.notes]
     if not summary:
         report.facts.left_out = 0
-    sealed = sealed_items((*replacement.kept, *replacement.summary), seals, sender.tenant)
+    sealed = sealed_items((*replacement.kept, *replacement.summary, *replacement.pending), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
     return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, report, notes)
