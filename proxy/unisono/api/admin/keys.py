@@ -27,6 +27,7 @@ from unisono.api.admin.administration import (
 )
 from unisono.api.admin.fields import has_part, seconds_of
 from unisono.api.admin.key_aliases import claim_alias
+from unisono.api.admin.key_permissions import check_permissions
 from unisono.api.admin.key_schema import (
     DeletedKeys,
     DeleteKeys,
@@ -37,7 +38,6 @@ from unisono.api.admin.key_schema import (
     KeyPage,
     KeyQuery,
     KeyReference,
-    KeySettings,
     RegenerateKey,
     UpdateKey,
     state_of,
@@ -85,7 +85,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     `InvalidRequest` if another key has the alias, `KeyReused` if the Idempotency-Key was used with a different body,
     `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request was changed.
     """
-    _check_permissions(actor, body)
+    check_permissions(actor, body)
     tenant, user = await _owner(admin, actor, body)
     fields = {name: getattr(body, name) for name in sorted(body.model_fields_set)}
     digest = body_digest(actor, body.model_dump(mode="json", include=set(fields)))
@@ -212,7 +212,7 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
         is_known = id is not None and id == (record.user if kind is EntryKind.USER else record.budget)
         if id and not is_known and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
-    _check_permissions(actor, body, record)
+    check_permissions(actor, body, record)
     if body.key_alias and body.key_alias != record.name:
         owner = await claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
         assert owner == record.id
@@ -225,17 +225,6 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
     if record.name and changed.name != record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
     return changed
-
-
-def _check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None = None) -> None:
-    """Raise `NotAllowed` for settings that only an admin may change."""
-    if actor.changes_all:
-        return
-    if body.raw:
-        raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
-    is_team_admin = record is not None and record.tenant in actor.teams
-    if record is not None and record.is_blocked and body.blocked is False and not is_team_admin:
-        raise NotAllowed("'blocked': only an admin may unblock a key.", param="blocked")
 
 
 async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> list[str]:
@@ -275,7 +264,7 @@ async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocke
 async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
     """Give a key a new secret and the settings in the body; return the key with its secret."""
     record = await find_key(admin, actor, name, to_change=True)
-    _check_permissions(actor, body, record)
+    check_permissions(actor, body, record)
     mint, latest = await admin.mint(), ""
     grace_s = 0.0 if body.grace_period is None else float(seconds_of(body.grace_period))
 

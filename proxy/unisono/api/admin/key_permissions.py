@@ -1,0 +1,24 @@
+"""Settings of keys that only an admin may change."""
+
+from __future__ import annotations
+
+from unisono.api.admin.key_schema import KeySettings
+from unisono.api.admin.roles import Actor
+from unisono.core.access import KeyRecord
+from unisono.errors import NotAllowed
+
+
+def check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None = None) -> None:
+    """Raise `NotAllowed` for settings that only an admin may change.
+
+    `record` is the key before the change; None for a new key.
+    """
+    if actor.changes_all:
+        return
+    if body.raw:
+        raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
+    is_team_admin = record is not None and record.tenant in actor.teams
+    # `null` unblocks a key too.
+    is_unblocked = "blocked" in body.model_fields_set and not body.blocked
+    if record is not None and record.is_blocked and is_unblocked and not is_team_admin:
+        raise NotAllowed("'blocked': only an admin may unblock a key.", param="blocked")
