@@ -47,3 +47,14 @@ async def test_owner_cannot_remove_the_block_of_an_admin(admin: AdminClient, val
     for path in ROUTES:
         assert await key.refused(path, blocked=value) == (403, "blocked")
     assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["blocked"] is True
+
+
+@pytest.mark.parametrize("team", [None, "tz"])
+async def test_owner_cannot_escape_the_limits_of_the_user(admin: AdminClient, team: str | None) -> None:
+    await admin.made("/team/new", team_id="tz")
+    key = await bobs_key(admin, team_id=team)
+    assert await key.refused("/key/update", user_id=None) == (403, "user_id")
+    assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["user_id"] == "bob"
+    # An admin can do it.
+    await admin.made("/key/update", key=key.id, user_id=None)
+    assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["user_id"] is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.api.admin.key_schema import KeySettings
+from unisono.api.admin.key_schema import KeySettings, UpdateKey
 from unisono.api.admin.roles import Actor
 from unisono.core.access import KeyRecord
 from unisono.errors import NotAllowed
@@ -15,6 +15,9 @@ def check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None 
     """
     if actor.changes_all:
         return
+    is_released = isinstance(body, UpdateKey) and "user_id" in body.model_fields_set and not body.user_id
+    if record is not None and record.user and is_released:
+        raise NotAllowed("'user_id': only an admin may take a key from its user.", param="user_id")
     if body.raw:
         raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
     is_team_admin = record is not None and record.tenant in actor.teams
