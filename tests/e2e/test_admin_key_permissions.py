@@ -58,3 +58,11 @@ async def test_owner_cannot_escape_the_limits_of_the_user(admin: AdminClient, te
     # An admin can do it.
     await admin.made("/key/update", key=key.id, user_id=None)
     assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["user_id"] is None
+
+
+async def test_owner_cannot_detach_a_key_from_the_budget_of_an_admin(admin: AdminClient) -> None:
+    await admin.made("/budget/new", budget_id="tiny", max_budget=0.02)
+    key = await bobs_key(admin, budget_id="tiny")
+    for path in ROUTES:
+        assert await key.refused(path, budget_id=None) == (403, "budget_id")
+    assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["budget_id"] == "tiny"

@@ -18,6 +18,8 @@ def check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None 
     is_released = isinstance(body, UpdateKey) and "user_id" in body.model_fields_set and not body.user_id
     if record is not None and record.user and is_released:
         raise NotAllowed("'user_id': only an admin may take a key from its user.", param="user_id")
+    if record is not None and record.budget and "budget_id" in body.model_fields_set and not body.budget_id:
+        raise NotAllowed("'budget_id': only an admin may detach a key from its budget.", param="budget_id")
     if body.raw:
         raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
     is_team_admin = record is not None and record.tenant in actor.teams
