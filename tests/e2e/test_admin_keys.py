@@ -195,6 +195,22 @@ async def test_regenerated_key_keeps_its_settings(admin: AdminClient) -> None:
     assert (await admin.post("/key/generate", **SETTINGS)).status == 409
 
 
+async def test_regeneration_checks_the_alias_and_the_budget(admin: AdminClient) -> None:
+    taken = await admin.made("/key/generate", key_alias="prod")
+    made = await admin.made("/key/generate", key_alias="old")
+    id = made["token"]
+    assert refused_field(await admin.post("/key/regenerate", key=id, key_alias="prod")) == (400, "key_alias")
+    assert refused_field(await admin.post("/key/regenerate", key=id, budget_id="typo")) == (404, "budget_id")
+    # A refused request changes nothing.
+    assert await works(admin, made["key"]) == 200
+    assert (await admin.made("/key/regenerate", key=id, key_alias="new"))["key_alias"] == "new"
+    # The old alias is free, the new one is not.
+    assert (await admin.made("/key/generate", key_alias="old"))["token"] != id
+    assert refused_field(await admin.post("/key/generate", key_alias="new")) == (400, "key_alias")
+    await admin.made("/key/delete", key_aliases=["prod"])
+    await becomes(admin, taken["key"], 401)
+
+
 async def test_spend_is_that_of_the_ledger(admin: AdminClient) -> None:
     made = await admin.made("/key/generate")
     assert (await admin.get(f"/key/info?key={made['token']}")).body["info"]["spend"] == 0

@@ -119,6 +119,10 @@ class UpdateKey(KeySettings):
     team_id: Name | None = None
     user_id: Name | None = None
 
+    def applied(self, record: KeyRecord, now: float) -> KeyRecord:
+        user = (self.user_id or "") if "user_id" in self.model_fields_set else record.user
+        return super().applied(replace(record, user=user), now)
+
 
 class RegenerateKey(KeySettings):
     """Body of `/key/regenerate`. The old secret stays valid for `grace_period`."""

@@ -38,6 +38,7 @@ from unisono.api.admin.key_schema import (
     KeyPage,
     KeyQuery,
     KeyReference,
+    KeySettings,
     RegenerateKey,
     UpdateKey,
     state_of,
@@ -206,22 +207,34 @@ async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> Ke
             "'team_id': a key cannot change its team, which owns everything that the key stored; create a new key.",
             param="team_id",
         )
-    if body.user_id is not None and body.user_id != record.user and not actor.changes_all:
-        raise no_such("user", body.user_id, "user_id")
-    for kind, id in ((EntryKind.USER, body.user_id), (EntryKind.BUDGET, body.budget_id)):
-        is_known = id is not None and id == (record.user if kind is EntryKind.USER else record.budget)
-        if id and not is_known and (not actor.changes_all or await admin.entry(kind, id) is None):
+    return await _change_settings(admin, actor, record, "updated", body, lambda new: new)
+
+
+async def _change_settings(
+    admin: Administration,
+    actor: Actor,
+    record: KeyRecord,
+    action: str,
+    body: KeySettings,
+    complete: Callable[[KeyRecord], KeyRecord],
+) -> KeyRecord:
+    """Change those settings of a key that the body contains, and make the change `complete`.
+
+    Raises `NotFound` for a user or budget that is unknown or not accessible to the actor, `NotAllowed` for settings
+    that only an admin may change, and `InvalidRequest` if another key has the alias.
+    """
+    wanted = body.applied(record, admin.clock())
+    for kind, id, is_new in (
+        (EntryKind.USER, wanted.user, wanted.user != record.user),
+        (EntryKind.BUDGET, wanted.budget, wanted.budget != record.budget),
+    ):
+        if id and is_new and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
     check_permissions(actor, body, record)
-    if body.key_alias and body.key_alias != record.name:
-        owner = await claim_alias(admin, body.key_alias, record.id, record.id, is_fixed=True)
+    if wanted.name and wanted.name != record.name:
+        owner = await claim_alias(admin, wanted.name, record.id, record.id, is_fixed=True)
         assert owner == record.id
-
-    def change(was: KeyRecord) -> KeyRecord:
-        user = was.user if "user_id" not in body.model_fields_set else body.user_id or ""
-        return body.applied(replace(was, user=user), admin.clock())
-
-    changed = await admin.change_key(actor, record.id, "updated", change)
+    changed = await admin.change_key(actor, record.id, action, lambda was: complete(body.applied(was, admin.clock())))
     if record.name and changed.name != record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
     return changed
@@ -262,22 +275,24 @@ async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocke
 
 
 async def regenerate_key(admin: Administration, actor: Actor, name: str, body: RegenerateKey) -> dict[str, Json]:
-    """Give a key a new secret and the settings in the body; return the key with its secret."""
+    """Give a key a new secret and the settings in the body; return the key with its secret.
+
+    Raises the same errors as `update_key`.
+    """
     record = await find_key(admin, actor, name, to_change=True)
-    check_permissions(actor, body, record)
     mint, latest = await admin.mint(), ""
     grace_s = 0.0 if body.grace_period is None else float(seconds_of(body.grace_period))
 
-    def change(was: KeyRecord) -> KeyRecord:
+    def rotate(changed: KeyRecord) -> KeyRecord:
         # The change may run again after a conflict. Only the secret of the last run is stored.
         nonlocal latest
-        if was.revoked_at is not None:
-            raise no_such("key", was.id)
-        new = rotated(body.applied(was, admin.clock()), mint, admin.clock(), grace_s)
+        if changed.revoked_at is not None:
+            raise no_such("key", changed.id)
+        new = rotated(changed, mint, admin.clock(), grace_s)
         latest = new.plaintext
         return new.record
 
-    changed = await admin.change_key(actor, record.id, "rotated", change)
+    changed = await _change_settings(admin, actor, record, "rotated", body, rotate)
     return created_answer(admin, Issued(changed, latest))
 
 
