@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.administered import AdminClient, administered
+from unisono.api.admin.key_schema import KeySettings
 
 # Routes that change the settings of a key.
 ROUTES = ("/key/update", "/key/regenerate")
@@ -66,3 +68,81 @@ async def test_owner_cannot_detach_a_key_from_the_budget_of_an_admin(admin: Admi
     for path in ROUTES:
         assert await key.refused(path, budget_id=None) == (403, "budget_id")
     assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["budget_id"] == "tiny"
+
+
+# Settings of an admin, and the changes of the owner: values that loosen the key, and values that do not.
+STRICT: dict[str, Any] = {
+    "max_budget": 1.0,
+    "soft_budget": 0.5,
+    "budget_duration": "30d",
+    "max_parallel_requests": 4,
+    "tpm_limit": 1000,
+    "rpm_limit": 60,
+    "token_budget": 10_000,
+    "duration": "30d",
+    "models": ["gpt-oss", "other"],
+    "object_permission": {"mcp_servers": ["docs", "search"]},
+    "blocked": True,
+    "budget_id": "tiny",
+    "key_alias": "bobs",
+    "metadata": {"cost centre": 42},
+    "tags": ["nightly"],
+}
+CHANGES: dict[str, tuple[list[Any], list[Any]]] = {
+    "max_budget": ([None, 1.5], [0, 0.5]),
+    "soft_budget": ([None, 0.6], [0, 0.1]),
+    "budget_duration": ([None, "none", "1h", "60d"], ["30d"]),
+    "max_parallel_requests": ([None, 5], [0, 4]),
+    "tpm_limit": ([None, 1001], [0, 1000]),
+    "rpm_limit": ([None, 61], [0, 60]),
+    "token_budget": ([None, 10_001], [0, 10_000]),
+    "duration": ([None, "-1", "60d"], ["1d"]),
+    "models": ([None, [], ["*"], ["gpt-oss", "third"]], [["gpt-oss"], ["no-default-models"]]),
+    "object_permission": ([{"mcp_servers": None}, {"mcp_servers": ["files"]}, {}], [None, {"mcp_servers": ["docs"]}]),
+    "blocked": ([None, False], [True]),
+    "budget_id": ([None], ["tiny"]),
+    "raw": ([True], [None, False]),
+    "user_id": ([None], ["bob"]),
+    # These settings restrict nothing.
+    "key_alias": ([], [None, "mine"]),
+    "metadata": ([], [None, {}]),
+    "tags": ([], [None, []]),
+}
+
+
+def test_every_setting_has_changes() -> None:
+    assert set(CHANGES) == {*KeySettings.model_fields, "user_id"}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_owner_can_make_a_key_stricter_but_not_looser(admin: AdminClient, path: str) -> None:
+    await admin.made("/budget/new", budget_id="tiny", max_budget=1000)
+    key = await bobs_key(admin, **STRICT)
+    before = (await admin.get(f"/key/info?key={key.id}")).body
+    fields = {name: values for name, values in CHANGES.items() if path == "/key/update" or name != "user_id"}
+    for field, (looser, _) in fields.items():
+        for value in looser:
+            assert await key.refused(path, **{field: value}) == (403, field), (field, value)
+    assert (await admin.get(f"/key/info?key={key.id}")).body == before
+    for field, (_, others) in fields.items():
+        for value in others:
+            assert (await key.refused(path, **{field: value}))[0] == 200, (field, value)
+            # Restore the settings for the next change.
+            await admin.made("/key/update", key=key.id, user_id="bob", raw=False, **STRICT)
+
+
+async def test_owner_cannot_override_the_limits_of_a_named_budget(admin: AdminClient) -> None:
+    await admin.made("/budget/new", budget_id="tiny", max_budget=0.02, budget_duration="1d", rpm_limit=5)
+    key = await bobs_key(admin, budget_id="tiny")
+    for field, value in (("max_budget", 5.0), ("rpm_limit", 6)):
+        assert await key.refused("/key/update", **{field: value}) == (403, field)
+    assert await key.refused("/key/update", token_budget=10**9, budget_duration="1h") == (403, "budget_duration")
+    assert (await key.refused("/key/update", rpm_limit=4))[0] == 200
+
+
+async def test_admin_of_a_team_may_loosen_the_keys_of_the_team(admin: AdminClient) -> None:
+    await admin.made("/team/new", team_id="tz")
+    key = await bobs_key(admin, team_id="tz", rpm_limit=5, blocked=True)
+    await admin.made("/team/member_add", team_id="tz", member={"user_id": "bob", "role": "admin"})
+    assert (await key.refused("/key/update", rpm_limit=None, blocked=False))[0] == 200
+    assert await key.refused("/key/update", raw=True) == (403, "raw")

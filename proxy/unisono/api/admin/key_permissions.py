@@ -1,29 +1,99 @@
-"""Settings of keys that only an admin may change."""
+"""Changes of keys that only an admin may make.
+
+A caller that is not an admin can make a key stricter, but cannot loosen it. An admin may have set the limits of the key
+on purpose, and the gateway does not store who has set a limit. Checks compare the key before and after a change instead
+of the fields of the request, because a field has several values with the same effect.
+"""
 
 from __future__ import annotations
 
-from unisono.api.admin.key_schema import KeySettings, UpdateKey
+from collections.abc import Callable
+from typing import Final
+
+from unisono.api.admin.limit_fields import LIMIT_NAMES
 from unisono.api.admin.roles import Actor
-from unisono.core.access import KeyRecord
+from unisono.core.access import KeyRecord, with_budget
+from unisono.core.directory import DirectoryEntry
+from unisono.core.frozen import dataclass
+from unisono.core.quotas import KeyLimits
 from unisono.errors import NotAllowed
 
 
-def check_permissions(actor: Actor, body: KeySettings, record: KeyRecord | None = None) -> None:
-    """Raise `NotAllowed` for settings that only an admin may change.
+@dataclass(frozen=True, slots=True)
+class KeyRights:
+    """Key, and the limits that apply to it: its own limits and those of its named budget."""
 
-    `record` is the key before the change; None for a new key.
+    key: KeyRecord
+    limits: KeyLimits
+
+    @property
+    def has_period(self) -> bool:
+        return self.limits.has_budget or self.limits.soft_budget is not None
+
+
+Change = Callable[[KeyRights, KeyRights], bool]
+
+# Changes that only an admin of the gateway may make: field, words of the error, and whether a change is one of them.
+ADMIN_CHANGES: Final[tuple[tuple[str, str, Change], ...]] = (
+    ("user_id", "take a key from its user", lambda was, now: bool(was.key.user) and now.key.user != was.key.user),
+    ("budget_id", "change the budget of a key", lambda was, now: now.key.budget != was.key.budget),
+    ("raw", "permit raw completions", lambda was, now: now.key.raw and not was.key.raw),
+)
+
+
+def _exceeds(now: float | None, was: float | None) -> bool:
+    """Return True if a limit was raised or removed; None is no limit."""
+    return was is not None and (now is None or now > was)
+
+
+def _adds(now: frozenset[str] | None, was: frozenset[str] | None) -> bool:
+    """Return True if names were added to permitted names; None permits all."""
+    return was is not None and (now is None or not now <= was)
+
+
+def _raises(name: str) -> Change:
+    return lambda was, now: _exceeds(getattr(now.limits, name), getattr(was.limits, name))
+
+
+def _renews(was: KeyRights, now: KeyRights) -> bool:
+    """Return True if a budget has a different period, in which nothing is spent yet."""
+    periods = [(each.limits.budget_period, each.limits.budget_since) for each in (was, now)]
+    return was.has_period and periods[0] != periods[1]
+
+
+# Changes that the admin of the key's team may make too.
+LOOSER: Final[tuple[tuple[str, str, Change], ...]] = (
+    ("blocked", "unblock a key", lambda was, now: was.key.is_blocked and not now.key.is_blocked),
+    ("duration", "extend the life of a key", lambda was, now: _exceeds(now.key.expires_at, was.key.expires_at)),
+    ("models", "add models to a key", lambda was, now: _adds(now.key.models, was.key.models)),
+    (
+        "object_permission",
+        "add tool servers to a key",
+        lambda was, now: _adds(now.key.mcp_servers, was.key.mcp_servers),
+    ),
+    *(
+        (name, "raise or remove this limit", _raises(own))
+        for name, own in {**LIMIT_NAMES, "max_budget": "money_budget", "soft_budget": "soft_budget"}.items()
+    ),
+    ("budget_duration", "change the budget period of a key", _renews),
+)
+
+
+def check_change(actor: Actor, before: KeyRecord, after: KeyRecord, budget: DirectoryEntry | None) -> None:
+    """Raise `NotAllowed` for a change of a key that only an admin may make.
+
+    `budget` is the named budget of the key before the change.
     """
     if actor.changes_all:
         return
-    is_released = isinstance(body, UpdateKey) and "user_id" in body.model_fields_set and not body.user_id
-    if record is not None and record.user and is_released:
-        raise NotAllowed("'user_id': only an admin may take a key from its user.", param="user_id")
-    if record is not None and record.budget and "budget_id" in body.model_fields_set and not body.budget_id:
-        raise NotAllowed("'budget_id': only an admin may detach a key from its budget.", param="budget_id")
-    if body.raw:
+    was, now = (KeyRights(key, with_budget(key.limits, before.budget, budget)) for key in (before, after))
+    checks = ADMIN_CHANGES if before.tenant in actor.teams else (*ADMIN_CHANGES, *LOOSER)
+    for field, action, is_made in checks:
+        if is_made(was, now):
+            raise NotAllowed(f"'{field}': only an admin may {action}.", param=field)
+
+
+def check_new_key(actor: Actor, *, is_raw: bool) -> None:
+    """Raise `NotAllowed` for settings of a new key that only an admin may choose."""
+    if is_raw and not actor.changes_all:
         raise NotAllowed("'raw': only an admin may permit raw completions.", param="raw")
-    is_team_admin = record is not None and record.tenant in actor.teams
-    # `null` unblocks a key too.
-    is_unblocked = "blocked" in body.model_fields_set and not body.blocked
-    if record is not None and record.is_blocked and is_unblocked and not is_team_admin:
-        raise NotAllowed("'blocked': only an admin may unblock a key.", param="blocked")

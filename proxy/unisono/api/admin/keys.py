@@ -12,8 +12,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from unisono.access.imported_keys import PREFIX, digest_of, to_digest
-from unisono.access.keys import Issued, Mint, has_form, issued, key_record_has, new_key_id, revoked, rotated
+from unisono.access.imported_keys import PREFIX
+from unisono.access.keys import Issued, Mint, issued, key_record_has, new_key_id, revoked, rotated
 from unisono.api.admin.administration import (
     ADMIN,
     AdminDeps,
@@ -25,9 +25,10 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
-from unisono.api.admin.fields import has_part, seconds_of
+from unisono.api.admin.fields import seconds_of
 from unisono.api.admin.key_aliases import claim_alias
-from unisono.api.admin.key_permissions import check_permissions
+from unisono.api.admin.key_lookup import find_key, list_visible
+from unisono.api.admin.key_permissions import check_change, check_new_key
 from unisono.api.admin.key_schema import (
     DeletedKeys,
     DeleteKeys,
@@ -41,7 +42,6 @@ from unisono.api.admin.key_schema import (
     KeySettings,
     RegenerateKey,
     UpdateKey,
-    state_of,
     team_of,
 )
 from unisono.api.admin.roles import Actor
@@ -54,30 +54,6 @@ from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnsupportedValue
 
-# Length of a key's SHA-256 in hexadecimal, by which LiteLLM names the key.
-TOKEN_LENGTH = 64
-
-
-async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
-    """Return the key with this id or secret.
-
-    Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
-    also be allowed to change the key.
-    """
-    if has_form(name):
-        record = await admin.store.key_of((await admin.mint()).digest(name))
-    elif name.startswith(PREFIX):
-        record = await admin.store.key_of(digest_of(name))
-    elif len(name) == TOKEN_LENGTH:
-        record = await admin.store.key_of(to_digest(name))
-    else:
-        record = await admin.store.key(name)
-    is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
-    if record is None or record.revoked_at is not None or not is_visible:
-        # The error must not repeat a secret.
-        raise no_such("key", "sk-..." if name.startswith(PREFIX) else name)
-    return record
-
 
 async def create_key(admin: Administration, actor: Actor, body: GenerateKey, once: str = "") -> dict[str, Json]:
     """Create a key and return it with its secret. A repeated request returns the same key.
@@ -86,7 +62,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     `InvalidRequest` if another key has the alias, `KeyReused` if the Idempotency-Key was used with a different body,
     `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request was changed.
     """
-    check_permissions(actor, body)
+    check_new_key(actor, is_raw=bool(body.raw))
     tenant, user = await _owner(admin, actor, body)
     fields = {name: getattr(body, name) for name in sorted(body.model_fields_set)}
     digest = body_digest(actor, body.model_dump(mode="json", include=set(fields)))
@@ -170,34 +146,12 @@ async def _owner(admin: Administration, actor: Actor, body: GenerateKey) -> tupl
     return team, user
 
 
-async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
-    """Return the keys that the actor may see and that match the query, in the query's order."""
-    now = admin.clock()
-    wanted: dict[str, Callable[[KeyRecord], bool]] = {
-        "user_id": lambda key: key.user == query.user_id,
-        "team_id": lambda key: team_of(key) == query.team_id,
-        "key_hash": lambda key: key.id == query.key_hash,
-        "key_alias": lambda key: key.name == query.key_alias,
-        "search": lambda key: has_part(query.search, key.id, key.name),
-    }
-    filters = [matches for name, matches in wanted.items() if getattr(query, name) is not None]
-    keys = [
-        key
-        for key in await admin.store.keys()
-        if actor.sees_key(key)
-        and (state_of(key, now) == query.status if query.status else key.revoked_at is None)
-        and all(matches(key) for matches in filters)
-    ]
-    if query.sort_by == "key_alias":
-        keys.sort(key=lambda key: key.name)
-    return keys if query.sort_order == "asc" else keys[::-1]
-
-
 async def update_key(admin: Administration, actor: Actor, body: UpdateKey) -> KeyRecord:
     """Change those settings of a key that the body contains.
 
-    Raises `NotFound` for a key, user or budget that is unknown or not accessible to the actor. Raises `InvalidRequest`
-    if no key is named or another key has the alias, and `UnsupportedValue` for a different team.
+    Raises `NotFound` for a key, user or budget that is unknown or not accessible to the actor, and `NotAllowed` for
+    changes that only an admin may make. Raises `InvalidRequest` if no key is named or another key has the alias, and
+    `UnsupportedValue` for a different team.
     """
     if not body.key:
         raise InvalidRequest("Missing required field 'key'.", param="key")
@@ -220,21 +174,29 @@ async def _change_settings(
 ) -> KeyRecord:
     """Change those settings of a key that the body contains, and make the change `complete`.
 
-    Raises `NotFound` for a user or budget that is unknown or not accessible to the actor, `NotAllowed` for settings
-    that only an admin may change, and `InvalidRequest` if another key has the alias.
+    Raises `NotFound` for a user or budget that is unknown or not accessible to the actor, `NotAllowed` for changes
+    that only an admin may make, and `InvalidRequest` if another key has the alias.
     """
     wanted = body.applied(record, admin.clock())
+    budget = await admin.entry(EntryKind.BUDGET, record.budget) if record.budget else None
     for kind, id, is_new in (
         (EntryKind.USER, wanted.user, wanted.user != record.user),
         (EntryKind.BUDGET, wanted.budget, wanted.budget != record.budget),
     ):
         if id and is_new and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
-    check_permissions(actor, body, record)
+    check_change(actor, record, wanted, budget)
     if wanted.name and wanted.name != record.name:
         owner = await claim_alias(admin, wanted.name, record.id, record.id, is_fixed=True)
         assert owner == record.id
-    changed = await admin.change_key(actor, record.id, action, lambda was: complete(body.applied(was, admin.clock())))
+
+    def change(was: KeyRecord) -> KeyRecord:
+        now = body.applied(was, admin.clock())
+        # An admin may have changed the key since it was read.
+        check_change(actor, was, now, budget)
+        return complete(now)
+
+    changed = await admin.change_key(actor, record.id, action, change)
     if record.name and changed.name != record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
     return changed

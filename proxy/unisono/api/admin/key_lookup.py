@@ -1,0 +1,61 @@
+"""Lookup of keys by secret, id or LiteLLM's hash, and lists of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from unisono.access.imported_keys import PREFIX, digest_of, to_digest
+from unisono.access.keys import has_form
+from unisono.api.admin.administration import Administration, no_such
+from unisono.api.admin.fields import has_part
+from unisono.api.admin.key_schema import KeyQuery, state_of, team_of
+from unisono.api.admin.roles import Actor
+from unisono.core.access import KeyRecord
+
+# Length of a key's SHA-256 in hexadecimal, by which LiteLLM names the key.
+TOKEN_LENGTH: Final = 64
+
+
+async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
+    """Return the key with this id or secret.
+
+    Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
+    also be allowed to change the key.
+    """
+    if has_form(name):
+        record = await admin.store.key_of((await admin.mint()).digest(name))
+    elif name.startswith(PREFIX):
+        record = await admin.store.key_of(digest_of(name))
+    elif len(name) == TOKEN_LENGTH:
+        record = await admin.store.key_of(to_digest(name))
+    else:
+        record = await admin.store.key(name)
+    is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
+    if record is None or record.revoked_at is not None or not is_visible:
+        # The error must not repeat a secret.
+        raise no_such("key", "sk-..." if name.startswith(PREFIX) else name)
+    return record
+
+
+async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
+    """Return the keys that the actor may see and that match the query, in the query's order."""
+    now = admin.clock()
+    wanted: dict[str, Callable[[KeyRecord], bool]] = {
+        "user_id": lambda key: key.user == query.user_id,
+        "team_id": lambda key: team_of(key) == query.team_id,
+        "key_hash": lambda key: key.id == query.key_hash,
+        "key_alias": lambda key: key.name == query.key_alias,
+        "search": lambda key: has_part(query.search, key.id, key.name),
+    }
+    filters = [matches for name, matches in wanted.items() if getattr(query, name) is not None]
+    keys = [
+        key
+        for key in await admin.store.keys()
+        if actor.sees_key(key)
+        and (state_of(key, now) == query.status if query.status else key.revoked_at is None)
+        and all(matches(key) for matches in filters)
+    ]
+    if query.sort_by == "key_alias":
+        keys.sort(key=lambda key: key.name)
+    return keys if query.sort_order == "asc" else keys[::-1]
