@@ -63,6 +63,10 @@ class ThreadsUnsupported(UnsupportedValue):
     code = "thread_unsupported_request"
 
 
+class AlreadyExists(InvalidRequest):  # another object has a property that must be unique
+    status, code = 409, "already_exists"
+
+
 class ApprovalUsed(InvalidRequest):
     """Approval has been used, or is being used, by another response; it is valid for one call."""
 
@@ -343,9 +347,7 @@ class HookFailed(UnisonoError):
     status, code = 503, "hook_failed"
 
 
-class FilesBusy(UnisonoError):
-    """Too many files are waiting to have their text read."""
-
+class FilesBusy(UnisonoError):  # too many files wait to have their text read
     status, code = 503, "files_busy"
 
 

@@ -20,6 +20,13 @@ from unisono.api.admin.fields import AdminBody
 from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.limit_fields import LimitFields
 from unisono.api.admin.roles import Actor, UserRole
+from unisono.api.admin.user_emails import (
+    claim_email,
+    is_same_email,
+    release_email,
+    reserve_email,
+    user_with_email,
+)
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits
@@ -54,7 +61,8 @@ async def create_entry(
     """Create an entry, or return the entry that an earlier equal request has created.
 
     `once` is the Idempotency-Key; "" for none. Raises `InvalidRequest` if an entry with this id has different settings,
-    `KeyReused` if the Idempotency-Key was used with a different body, and `NotFound` for an unknown budget.
+    `KeyReused` if the Idempotency-Key was used with a different body, `AlreadyExists` if another user has the email
+    address, and `NotFound` for an unknown budget.
     """
     field = ID_FIELDS[kind]
     id = getattr(body, field) or str(uuid4())
@@ -71,12 +79,16 @@ async def create_entry(
     new = _applied(body, new, now)
     if kind is EntryKind.USER and not new.role:
         new = replace(new, role=UserRole.USER)
+    if new.email:
+        await reserve_email(admin, new.email, id)
     audit = admin.audit_of(actor, "created", None, new)
     try:
         return await admin.store.put_entry(new, audit)
     except StoreConflict:
         existing = await admin.entry(kind, id)
     if existing is None or _without_times(existing) != _without_times(new):
+        if new.email and (existing is None or not is_same_email(existing.email, new.email)):
+            await release_email(admin, new.email, id)
         raise InvalidRequest(
             f"'{field}': '{id[:64]}' exists with different settings; choose a different id, or update '{id[:64]}'.",
             param=field,
@@ -130,7 +142,7 @@ async def update_entry(
     """Change those settings of an entry that the body contains.
 
     Raises `NotFound` if the actor may not see or change the entry, and `NotAllowed` for settings that only an admin may
-    change.
+    change. Raises `AlreadyExists` if another user has the email address.
     """
     entry = await find_entry(admin, actor, kind, id)
     may_change = actor.changes_team(entry) if kind is EntryKind.TEAM else actor.changes_user(entry)
@@ -140,7 +152,13 @@ async def update_entry(
         raise NotAllowed(f"'{fields[0]}': only an admin may change this setting.", param=fields[0])
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
-    return await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
+    email = _applied(body, entry, admin.clock()).email
+    if email and not is_same_email(email, entry.email):
+        await reserve_email(admin, email, id)
+    changed = await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
+    if entry.email and not is_same_email(changed.email, entry.email):
+        await release_email(admin, entry.email, id)
+    return changed
 
 
 async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
@@ -172,8 +190,8 @@ async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntr
                 await change_members(admin, actor, team, remove=[entry.id])
     audit = admin.audit_of(actor, "deleted", entry, None)
     await admin.store.delete_entry(entry, audit)
-    if entry.kind is EntryKind.USER and entry.email:
-        await admin.unclaim(f"email {entry.email}", entry.id)
+    if entry.email:
+        await release_email(admin, entry.email, entry.id)
     # Revoke the keys that were created meanwhile. A creation that is still in progress revokes its own key.
     await _revoke_keys_of(admin, actor, entry)
 
@@ -218,15 +236,18 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
     """Return the roles of members by user id, and create the users that do not exist yet."""
     roles: dict[str, str] = {}
     for member in members:
-        id = member.user_id or await _id_of_email(admin, member.user_email or "")
+        email = member.user_email or ""
+        id = member.user_id or await user_with_email(admin, email) or await claim_email(admin, email, str(uuid4()))
         roles[id] = member.role
         if await admin.entry(EntryKind.USER, id) is None:
+            if email:
+                await reserve_email(admin, email, id)
             now = admin.clock()
             user = DirectoryEntry(
                 EntryKind.USER,
                 id,
                 now,
-                email=member.user_email or "",
+                email=email,
                 role=UserRole.USER,
                 limits=KeyLimits(budget_since=now),
                 created_by=actor.id,
@@ -237,27 +258,6 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
             except StoreConflict:
                 continue  # another request has created it
     return roles
-
-
-async def _id_of_email(admin: Administration, email: str) -> str:
-    """Return the id of the user with this email address, or a new id.
-
-    Concurrent requests with the same address get the same new id.
-    """
-    if (found := await user_with_email(admin, email)) is not None:
-        return found
-    name = f"email {email}"
-    id = await admin.claim(name, "", str(uuid4()))
-    user = await admin.entry(EntryKind.USER, id)
-    if user is not None and user.email != email:  # the user has changed the address since
-        await admin.unclaim(name, id)
-        id = await admin.claim(name, "", str(uuid4()))
-    return id
-
-
-async def user_with_email(admin: Administration, email: str) -> str | None:
-    users = await admin.store.directory(EntryKind.USER)
-    return next((user.id for user in users if email and user.email == email), None)
 
 
 def page_answer(name: str, items: list[dict[str, Any]], query: ListQuery) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from unisono.api.admin.directory import (
     find_entry,
     page_answer,
     update_entry,
-    user_with_email,
 )
 from unisono.api.admin.entry_schema import (
     AddMembers,
@@ -46,6 +45,7 @@ from unisono.api.admin.entry_schema import (
 )
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.spending import spend_by
+from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409, READ_404
