@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Protocol
 
+from unisono.core.budget_period import NO_PERIOD
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
 from unisono.core.frozen import dataclass
@@ -223,7 +224,8 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
 def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> KeyLimits:
     """Return `limits`, completed by the limits of a named budget.
 
-    A limit that `limits` sets takes precedence. `name` is empty if no budget is named. `budget` is None if the store
+    A limit that `limits` sets takes precedence. If a budget is taken from the named budget and `limits` sets no budget
+    period, the period is taken from it too. `name` is empty if no budget is named. `budget` is None if the store
     has no budget with this name.
     """
     if budget is None:
@@ -232,8 +234,11 @@ def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> 
         return replace(limits, token_budget=0) if name else limits
     names = ("rpm", "tpm", "max_parallel", "token_budget", "money_budget", "soft_budget")
     missing = {name: getattr(budget.limits, name) for name in names if getattr(limits, name) is None}
-    # A budget and a soft budget share one period. If their periods differ, the period of the budget applies.
-    if limits.has_budget or (limits.soft_budget is not None and not budget.limits.has_budget):
+    # All budgets share one period. If the periods of a budget and a soft budget differ, that of the budget applies.
+    is_budget_taken = any(missing.get(each) is not None for each in ("token_budget", "money_budget"))
+    takes_period = is_budget_taken and limits.budget_period == NO_PERIOD
+    has_own = limits.has_budget or (limits.soft_budget is not None and not budget.limits.has_budget)
+    if has_own and not takes_period:
         return replace(limits, **missing)
     return replace(
         limits, **missing, budget_period=budget.limits.budget_period, budget_since=budget.limits.budget_since
