@@ -26,14 +26,12 @@ from unisono.api.admin.entry_schema import (
     NewCustomer,
     UpdateCustomer,
 )
-from unisono.api.admin.fields import iso
-from unisono.api.admin.limit_fields import limit_answer
 from unisono.api.admin.roles import Actor
-from unisono.api.admin.spending import account_spend
+from unisono.api.admin.spending import account_spend, applied_limits
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409, READ_404, RouteTable
-from unisono.core.access import shared_account, with_budget
+from unisono.core.access import shared_account
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import KeyLimits
 from unisono.errors import StoreConflict
@@ -58,12 +56,7 @@ class StillBlocked(AnswerModel):
 
 async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Object:
     """Return an end user in LiteLLM's format, with its spend."""
-    budget = await admin.entry(EntryKind.BUDGET, entry.budget) if entry.budget else None
-    limits, now = with_budget(entry.limits, entry.budget, budget), admin.clock()
-    table = None
-    if limits.limited:
-        created_at = iso((budget or entry).created_at)
-        table = {"budget_id": entry.budget or None, **limit_answer(limits, now, admin.zone), "created_at": created_at}
+    limits, table = await applied_limits(admin, entry)
     return {
         **admin.view(entry),
         "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),

@@ -283,7 +283,7 @@ async def get_key_info(admin: AdminDeps, actor: CurrentActor, key: Annotated[str
         raise InvalidRequest("'key': the master key has no entry in the store; send the key to look up.", param="key")
     record = await find_key(admin, actor, key or (actor.key.id if actor.key else ""))
     shown = record.id if key is None or key.startswith(PREFIX) else key
-    return KeyInfo(key=shown, info={**admin.view(record), "spend": await key_spend(admin, record)})
+    return KeyInfo(key=shown, info={**admin.view(record), **await key_spend(admin, record)})
 
 
 @ADMIN.add("GET", "/key/list")
@@ -292,7 +292,7 @@ async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[
     keys, counts = page_of(await list_visible(admin, actor, query), query.page, query.size)
     if not query.return_full_object:
         return KeyPage.model_validate({"keys": [key.id for key in keys], **counts})
-    views = [{**admin.view(key), "spend": await key_spend(admin, key)} for key in keys]
+    views = [{**admin.view(key), **await key_spend(admin, key)} for key in keys]
     return KeyPage.model_validate({"keys": views, **counts})
 
 

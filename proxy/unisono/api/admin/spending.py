@@ -7,7 +7,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from unisono.api.admin.administration import Administration
-from unisono.core.access import KeyRecord
+from unisono.api.admin.fields import iso
+from unisono.api.admin.limit_fields import limit_answer
+from unisono.core.access import KeyRecord, with_budget
+from unisono.core.conversation import Json
+from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import MILLION, SHARED_TENANT, Account, KeyLimits, LedgerLine, TokenUsage
 
 # Texts before and after all days of the ledger.
@@ -35,9 +39,30 @@ async def spend_by(admin: Administration, name: Callable[[LedgerLine], str]) -> 
     return {each: cost / MILLION for each, cost in sums.items()}
 
 
-async def key_spend(admin: Administration, record: KeyRecord) -> float:
-    """Return the cost of a key in USD, since the day on which its budget period began."""
-    return await account_spend(admin, Account(record.tenant, record.id), record.limits)
+async def key_spend(admin: Administration, record: KeyRecord) -> dict[str, Json]:
+    """Return the spend of a key, and the limits that apply if the key has a named budget.
+
+    `spend` is the cost in USD since the day on which the budget period of the key began.
+    """
+    limits, table = await applied_limits(admin, record)
+    spend = await account_spend(admin, Account(record.tenant, record.id), limits)
+    return {"spend": spend, "litellm_budget_table": table if record.budget else None}
+
+
+async def applied_limits(
+    admin: Administration, limited: KeyRecord | DirectoryEntry
+) -> tuple[KeyLimits, dict[str, Json] | None]:
+    """Return the limits of a key or an entry, completed by its named budget.
+
+    The second result contains them in LiteLLM's format; None if there is no limit.
+    """
+    budget = await admin.entry(EntryKind.BUDGET, limited.budget) if limited.budget else None
+    limits = with_budget(limited.limits, limited.budget, budget)
+    if not limits.limited:
+        return limits, None
+    created_at = iso((budget or limited).created_at)
+    answer = limit_answer(limits, admin.clock(), admin.zone)
+    return limits, {"budget_id": limited.budget or None, **answer, "created_at": created_at}
 
 
 async def account_spend(admin: Administration, account: Account, limits: KeyLimits) -> float:

@@ -134,7 +134,7 @@ function keyTable(list, { reload, failed }, name) {
     el("span", {}, key.team_id ?? "–", key.user_id ? el("span", { class: "muted" }, ` / ${key.user_id}`) : null),
     el("span", { class: "named" }, key.models.length ? key.models.join(", ") : "all"),
     el("span", { class: "named" }, limits(key)),
-    budget(key),
+    budget({ ...key, ...key.litellm_budget_table }),
     el("span", { class: "actions" },
       may && key.status !== "deleted" ? [
         el("button", { type: "button", class: "small", onclick: () => keyForm(key, reload) }, "Edit"),
