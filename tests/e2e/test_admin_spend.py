@@ -12,6 +12,14 @@ import pytest
 from tests.e2e.administered import ENCODING, AdminClient, administered
 from tests.e2e.test_admin_keys import refused_field
 
+# Fields of LiteLLM's `DailySpendMetadata`.
+LITELLM_TOTALS = frozenset(
+    (
+        *("total_spend", "total_prompt_tokens", "total_completion_tokens", "total_tokens", "total_api_requests"),
+        *("total_successful_requests", "total_failed_requests", "total_cache_read_input_tokens"),
+        *("total_cache_creation_input_tokens", "page", "total_pages", "has_more"),
+    )
+)
 # USD per million tokens.
 PRICE = {"input": 1000.0, "output": 2000.0}
 
@@ -82,6 +90,9 @@ async def test_reports_equal_the_usage_in_the_answers(admin: AdminClient) -> Non
     activity = (await admin.get(f"/user/daily/activity?start_date={today()}&end_date={today()}")).body
     assert activity["metadata"]["total_spend"] == total
     assert activity["metadata"]["total_api_requests"] == 4
+    assert set(activity["metadata"]) >= LITELLM_TOTALS
+    metrics = activity["results"][0]["metrics"]
+    assert activity["metadata"]["total_tokens"] == metrics["total_tokens"] > 0
     (result,) = activity["results"]
     assert result["breakdown"]["api_keys"][bob["token"]]["metrics"]["spend"] == bob_usd
 

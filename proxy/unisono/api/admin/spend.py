@@ -314,6 +314,8 @@ class ActivityMetrics(AnswerModel):
     prompt_tokens: Count
     completion_tokens: Count
     cache_read_input_tokens: Count
+    # Always 0: the ledger does not contain the tokens that backends add to their caches.
+    cache_creation_input_tokens: Count = 0
     reasoning_tokens: Count
     total_tokens: Count
     successful_requests: Count
@@ -361,7 +363,8 @@ async def get_daily_activity(
     total = to_metrics(sum((line.used for line in usage.lines), TokenUsage()))
     pages = max(-(-len(days) // query.page_size), 1)
     counts = {"page": query.page, "total_pages": pages, "has_more": query.page < pages}
-    return DailyActivity(results=results, metadata={f"total_{name}": each for name, each in total.items()} | counts)
+    totals = {f"total_{name.removeprefix('total_')}": each for name, each in total.items()}
+    return DailyActivity(results=results, metadata=totals | counts)
 
 
 def _day(usage: VisibleUsage, day: str) -> Object:
