@@ -193,3 +193,20 @@ def test_the_table_is_read_as_postgresql_writes_it() -> None:
 def test_other_texts_are_no_export(text: str) -> None:
     with pytest.raises(ValueError, match=r"is |has "):
         read_export(text)
+
+
+async def test_reports_find_an_imported_key_by_its_hash(admin: AdminClient) -> None:
+    row = ROW | {"user_id": None, "team_id": None}
+    (made,) = (await admin.made("/key/import", keys=[row]))["keys"]
+    await becomes(admin, SECRET, 200)
+    hash = token(SECRET)
+    lists = ("/spend/logs?", "/spend/logs?summarize=false&", "/global/spend/report?group_by=api_key&")
+    for name in (hash, made["token"]):
+        assert (await admin.get(f"/key/list?key_hash={name}")).body["keys"] == [made["token"]]
+        while not (await admin.get(f"/v1/requests?key={name}")).body["data"]:
+            await asyncio.sleep(0.05)
+        for path in lists:
+            assert (await admin.get(f"{path}api_key={name}")).body, path
+        assert (await admin.get(f"/user/daily/activity?api_key={name}")).body["results"]
+        assert (await admin.get(f"/v1/requests/stats?key={name}")).body["data"]
+    assert (await admin.get(f"/key/list?key_hash={token('sk-other')}")).body["keys"] == []

@@ -14,7 +14,8 @@ from fastapi import Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.admin.administration import Administration
+from unisono.api.admin.administration import AdminDeps, Administration
+from unisono.api.admin.key_lookup import key_id_of
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.dependencies import PathId, check_query, provided
@@ -118,6 +119,7 @@ class RequestStats(AnswerModel):
 @REQUESTS.add("GET", "/requests", answer=RequestList)
 async def list_requests(
     source: Source,
+    admin: AdminDeps,
     actor: CurrentActor,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Maximum number of records.")] = LISTED,
     cursor: Annotated[Name, Query(description="`next_cursor` of the previous page.")] = "",
@@ -136,7 +138,7 @@ async def list_requests(
     A page may be shorter than `limit` although `has_more` is true, because a query visits a limited number of records.
     """
     wanted = RequestFilter(
-        key=key,
+        key=await key_id_of(admin, key),
         tenant=team,
         model=model,
         deployment=deployment,
@@ -159,6 +161,7 @@ async def list_requests(
 @REQUESTS.add("GET", "/requests/stats")
 async def get_request_stats(
     source: Source,
+    admin: AdminDeps,
     actor: CurrentActor,
     step: Annotated[Literal["minute", "hour"], Query(description="Length of an interval.")] = ABSENT,
     team: Annotated[Name, Query(description="Team of the key.")] = ABSENT,
@@ -187,7 +190,8 @@ async def get_request_stats(
             f"{', or use step=hour' if step_s == MINUTE_S else ''}.",
             param="since",
         )
-    wanted = visible_to(actor, RequestFilter(key=key, tenant=team, model=model, since=since, until=until))
+    id = await key_id_of(admin, key)
+    wanted = visible_to(actor, RequestFilter(key=id, tenant=team, model=model, since=since, until=until))
     points = await source.store.request_counts(wanted, step_s)
     data = [to_point(at, counts) for at, counts in points.items()]
     return RequestStats(object="unisono.request_stats", step_s=step_s, since=since, until=until, data=data)

@@ -23,14 +23,7 @@ async def find_key(admin: Administration, actor: Actor, name: str, *, to_change:
     Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
     also be allowed to change the key.
     """
-    if has_form(name):
-        record = await admin.store.key_of((await admin.mint()).digest(name))
-    elif name.startswith(PREFIX):
-        record = await admin.store.key_of(digest_of(name))
-    elif len(name) == TOKEN_LENGTH:
-        record = await admin.store.key_of(to_digest(name))
-    else:
-        record = await admin.store.key(name)
+    record = await _stored_key(admin, name)
     is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
     if record is None or record.revoked_at is not None or not is_visible:
         # The error must not repeat a secret.
@@ -38,13 +31,34 @@ async def find_key(admin: Administration, actor: Actor, name: str, *, to_change:
     return record
 
 
+async def _stored_key(admin: Administration, name: str) -> KeyRecord | None:
+    """Return the key with this id, secret or LiteLLM hash, even a revoked key."""
+    if has_form(name):
+        return await admin.store.key_of((await admin.mint()).digest(name))
+    if name.startswith(PREFIX):
+        return await admin.store.key_of(digest_of(name))
+    if len(name) == TOKEN_LENGTH:
+        return await admin.store.key_of(to_digest(name))
+    return await admin.store.key(name)
+
+
+async def key_id_of(admin: Administration, name: str | None) -> str | None:
+    """Return the id of the key with this id, secret or LiteLLM hash.
+
+    Returns `name` itself if there is no such key. The caller must check that the actor may see the key.
+    """
+    record = await _stored_key(admin, name) if name else None
+    return name if record is None else record.id
+
+
 async def list_visible(admin: Administration, actor: Actor, query: KeyQuery) -> list[KeyRecord]:
     """Return the keys that the actor may see and that match the query, in the query's order."""
     now = admin.clock()
+    named = await key_id_of(admin, query.key_hash)
     wanted: dict[str, Callable[[KeyRecord], bool]] = {
         "user_id": lambda key: key.user == query.user_id,
         "team_id": lambda key: team_of(key) == query.team_id,
-        "key_hash": lambda key: key.id == query.key_hash,
+        "key_hash": lambda key: key.id == named,
         "key_alias": lambda key: key.name == query.key_alias,
         "search": lambda key: has_part(query.search, key.id, key.name),
     }

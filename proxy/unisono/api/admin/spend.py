@@ -15,6 +15,7 @@ from fastapi import Query
 from pydantic import Field
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
+from unisono.api.admin.key_lookup import key_id_of
 from unisono.api.admin.key_schema import team_of
 from unisono.api.admin.request_logs import MAX_LISTED, day_end, day_start, request_log, request_logs
 from unisono.api.admin.roles import MASTER_ACTOR, Actor
@@ -99,13 +100,14 @@ async def visible_usage(admin: Administration, actor: Actor, query: UsageQuery) 
     Raises `InvalidRequest` if the last day is before the first.
     """
     _check_days(query)
+    api_key = await key_id_of(admin, query.api_key)
     keys = {key.id: key for key in await admin.store.keys() if actor.sees_key(key)}
     usage = VisibleUsage((), keys)
     lines = [
         line
         for line in await ledger_lines(admin, query.start_date or FIRST_DAY, query.end_date or LAST_DAY)
         if (line.account.key in keys or (actor.sees_all and not line.account.key))
-        and query.api_key in (None, key_name(line))
+        and api_key in (None, key_name(line))
         and query.model in (None, line.model)
         and query.user_id in (None, usage.user(line))
         and query.team_id in (None, usage.team(line))
@@ -125,6 +127,7 @@ def _usd(used: TokenUsage) -> float:
 @ADMIN.add("GET", "/spend/logs")
 async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotated[LogQuery, Query()]) -> list[Object]:
     """Return the spend by day; with `summarize=false` or `request_id`, individual requests."""
+    query = query.model_copy(update={"api_key": await key_id_of(admin, query.api_key)})
     if query.request_id is not None:
         _check_days(query)
         return [row for row in await request_log(admin, actor, query.request_id) if _fits(row, query)]
