@@ -12,6 +12,7 @@ from websockets.asyncio.client import connect
 from tests.e2e.administered import AdminClient
 from tests.e2e.gateway import Answer
 from tests.e2e.test_admin_keys import refused_field
+from unisono.core.quotas import owner_of
 
 # Bodies of requests that name an end user, by path.
 REQUESTS: dict[str, Any] = {
@@ -113,7 +114,9 @@ async def test_usage_is_counted(admin: AdminClient, limits: dict[str, Any]) -> N
     await admin.made("/customer/new", user_id="ann", **limits)
     used = [(await ask(admin, user)).body["usage"]["total_tokens"] for user in ("ann", "ann", "bob")]
     store = admin.gateway.app.state.gateway.store
-    (line,) = [line for line in await store.ledger("0000-00-00", "9999-99-99") if line.account.key == "customer ann"]
+    (line,) = [
+        line for line in await store.ledger("0000-00-00", "9999-99-99") if owner_of(line.account) == ("customer", "ann")
+    ]
     assert (line.used.requests, line.used.tokens) == (2, used[0] + used[1])
 
 

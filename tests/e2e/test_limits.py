@@ -119,7 +119,7 @@ async def test_of_fifty_requests_exactly_the_tightest_limit_of_key_user_and_team
             # Refused requests took nothing of the other limits.
             for owner, name in names.items():
                 if owner != tightest:
-                    account = shared_account(owner, name)
+                    account = shared_account(DirectoryEntry(owner, name, 0.0))
                     probe = QuotaReservation(account, "probe", limits[owner], 1, 1, 1, 30.0)
                     assert (await keys.store.reserve(probe)).requests_left == 30 - 11 - 1
 
@@ -164,7 +164,8 @@ async def test_reservations_of_a_killed_gateway_lapse_for_key_user_and_team(
         assert (statuses[200], statuses[429]) == (9 - broken, CLIENTS - 9)
         await asyncio.sleep(LEASE_S + 1)
         accounts = {"key": Account("team k", record.id)}
-        accounts |= {owner.value: shared_account(owner, f"{owner} k") for owner in (EntryKind.USER, EntryKind.TEAM)}
+        owners = [DirectoryEntry(owner, f"{owner} k", 0.0) for owner in (EntryKind.USER, EntryKind.TEAM)]
+        accounts |= {owner.kind.value: shared_account(owner) for owner in owners}
         for owner, account in accounts.items():
             most = limits[owner].max_parallel or 20
             probes = [QuotaReservation(account, f"probe {n}", limits[owner], 1, 1, 1, 30.0) for n in range(most)]

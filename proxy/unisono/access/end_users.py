@@ -66,7 +66,7 @@ class EndUsers:
                 f"'{field}': this end user is blocked; an admin can unblock the end user with /customer/unblock.",
                 param=field,
             )
-        share = SharedLimits(shared_account(EntryKind.CUSTOMER, name), entry.limits, is_counted=True)
+        share = SharedLimits(shared_account(entry), entry.limits, is_counted=True)
         models = () if entry.models is None else (entry.models,)
         return replace(
             caller,

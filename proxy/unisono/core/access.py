@@ -185,9 +185,10 @@ class AccessStore(KeyStore, DirectoryStore, Protocol):
     """Storage for keys and for the directory."""
 
 
-def shared_account(kind: EntryKind, id: str) -> Account:
+def shared_account(entry: DirectoryEntry) -> Account:
     """Return the account that counts the usage of a team, a user or an end user."""
-    return Account(SHARED_TENANT, f"{kind} {id}")
+    owner = f"{entry.kind} {entry.id}"
+    return Account(SHARED_TENANT, f"{owner}\n{entry.generation}" if entry.generation else owner)
 
 
 async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | None:
@@ -212,7 +213,7 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
         limits=with_budget(record.limits, record.budget, budgets.get(record.budget)),
         shared_limits=tuple(
             SharedLimits(
-                shared_account(owner.kind, owner.id),
+                shared_account(owner),
                 with_budget(owner.limits, owner.budget, budgets.get(owner.budget)),
             )
             for owner in owners

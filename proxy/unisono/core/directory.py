@@ -33,7 +33,9 @@ class DirectoryEntry:
 
     `models` are the permitted model names, None for all. `members` of a team maps user ids to their roles in the team.
     `role` is the role of a user in the gateway. `budget` is the id of a named budget, whose limits apply where `limits`
-    sets no limit. The store increments `revision` with every change. Times are in seconds since 1970.
+    sets no limit. `generation` distinguishes the entry from deleted entries with the same id, so that they share no
+    account; it is empty for entries of earlier versions. The store increments `revision` with every change. Times are
+    in seconds since 1970.
 
     In a model entry, `id` is the name of the deployment, `alias` is its `model_name`, and `is_blocked` means that the
     deployment is drained. `metadata` contains its sealed settings; for a deployment of the configuration file, it is
@@ -55,6 +57,7 @@ class DirectoryEntry:
     created_by: str = ""
     is_blocked: bool = False
     revision: int = 0
+    generation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Account:
     """Account in which usage is counted.
 
     `key` is the public id of a virtual key of `tenant`, or empty. In the tenant `SHARED_TENANT`, `key` instead contains
-    the kind and the id of the owner, separated by a space.
+    the kind and the id of the owner, separated by a space. A line feed and the generation of the owner may follow; no
+    id contains a line feed.
     """
 
     tenant: str
@@ -98,7 +99,7 @@ def owner_of(account: Account) -> tuple[str, str]:
     if account.tenant != SHARED_TENANT:
         return "key", account.key
     kind, _, name = account.key.partition(" ")
-    return kind, name
+    return kind, name.partition("\n")[0]
 
 
 class QuotaKind(StrEnum):

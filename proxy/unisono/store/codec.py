@@ -210,6 +210,8 @@ ENTRY_PLAIN = (
     *("id", "created_at", "updated_at", "alias", "email", "role", "members", "metadata", "budget", "created_by"),
     *("is_blocked", "revision"),
 )
+# Further such fields, which later versions added. Older entries lack them.
+ADDED_ENTRY_PLAIN = ("generation",)
 
 
 def encode_key(record: KeyRecord) -> bytes:
@@ -265,7 +267,7 @@ def _to_names(names: Json) -> frozenset[str] | None:
 
 
 def encode_entry(entry: DirectoryEntry) -> bytes:
-    plain = {key: getattr(entry, key) for key in ENTRY_PLAIN}
+    plain = {key: getattr(entry, key) for key in (*ENTRY_PLAIN, *ADDED_ENTRY_PLAIN)}
     return _dump({**plain, "kind": entry.kind, "limits": _limits(entry.limits), "models": _names(entry.models)})
 
 
@@ -279,6 +281,7 @@ def decode_entry(data: bytes) -> DirectoryEntry:
 
 def _to_entry(record: Record) -> DirectoryEntry:
     plain: dict[str, Any] = {key: record[key] for key in ENTRY_PLAIN}
+    plain |= {key: record[key] for key in ADDED_ENTRY_PLAIN if key in record}
     kind, limits = EntryKind(text_of(record, "kind")), _to_limits(record["limits"])
     return DirectoryEntry(kind=kind, **plain, limits=limits, models=_to_names(record["models"]))
 

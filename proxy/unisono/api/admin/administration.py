@@ -28,7 +28,7 @@ from unisono.core.access import Caller, KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.frozen import dataclass
-from unisono.core.quotas import SHARED_TENANT
+from unisono.core.quotas import SHARED_TENANT, KeyLimits
 from unisono.core.state_store import Store
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, StoreConflict
 
@@ -91,6 +91,19 @@ class Administration:
         role = strongest(user, administered, home)
         administered = administered if role is Role.TEAM_ADMIN else frozenset()
         return Actor(role, record, user.id, administered, frozenset(team.id for team in teams), home)
+
+    def new_entry(self, actor: Actor, kind: EntryKind, id: str, **fields: Any) -> DirectoryEntry:
+        """Return a new team, user, end user or budget, which shares no account with a deleted one."""
+        now = self.clock()
+        return DirectoryEntry(
+            kind,
+            id,
+            now,
+            limits=KeyLimits(budget_since=now),
+            created_by=actor.id,
+            generation=token_hex(8),
+            **fields,
+        )
 
     async def entry(self, kind: EntryKind, id: str) -> DirectoryEntry | None:
         (found,) = await self.store.entries((kind, id))

@@ -33,7 +33,6 @@ from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409, READ_404, RouteTable
 from unisono.core.access import shared_account
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.core.quotas import KeyLimits
 from unisono.errors import StoreConflict
 
 CUSTOMERS = RouteTable("admin", prefixes=("/customer", "/end_user"))
@@ -59,7 +58,7 @@ async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Objec
     limits, table = await applied_limits(admin, entry)
     return {
         **admin.view(entry),
-        "spend": await account_spend(admin, shared_account(EntryKind.CUSTOMER, entry.id), limits),
+        "spend": await account_spend(admin, shared_account(entry), limits),
         "litellm_budget_table": table,
     }
 
@@ -127,10 +126,7 @@ async def block_customers(
 async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEntry:
     entry = await admin.entry(EntryKind.CUSTOMER, id)
     if entry is None:
-        now = admin.clock()
-        new = DirectoryEntry(
-            EntryKind.CUSTOMER, id, now, limits=KeyLimits(budget_since=now), created_by=actor.id, is_blocked=True
-        )
+        new = admin.new_entry(actor, EntryKind.CUSTOMER, id, is_blocked=True)
         audit = admin.audit_of(actor, "created", None, new)
         try:
             return await admin.store.put_entry(new, audit)

@@ -29,7 +29,6 @@ from unisono.api.admin.user_emails import (
 )
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
 
 # Default number of entries on a page.
@@ -74,9 +73,8 @@ async def create_entry(
             raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
-    now = admin.clock()
-    new = DirectoryEntry(kind, id, now, limits=KeyLimits(budget_since=now), members=members or {}, created_by=actor.id)
-    new = _applied(body, new, now)
+    new = admin.new_entry(actor, kind, id, members=members or {})
+    new = _applied(body, new, new.created_at)
     if kind is EntryKind.USER and not new.role:
         new = replace(new, role=UserRole.USER)
     if new.email:
@@ -98,7 +96,7 @@ async def create_entry(
 
 def _without_times(entry: DirectoryEntry) -> DirectoryEntry:
     limits = replace(entry.limits, budget_since=0.0)
-    return replace(entry, created_at=0.0, updated_at=0.0, created_by="", revision=0, limits=limits)
+    return replace(entry, created_at=0.0, updated_at=0.0, created_by="", revision=0, limits=limits, generation="")
 
 
 def _applied(body: AdminBody, entry: DirectoryEntry, now: float) -> DirectoryEntry:
@@ -242,16 +240,7 @@ async def ensure_users(admin: Administration, actor: Actor, members: Iterable[Te
         if await admin.entry(EntryKind.USER, id) is None:
             if email:
                 await reserve_email(admin, email, id)
-            now = admin.clock()
-            user = DirectoryEntry(
-                EntryKind.USER,
-                id,
-                now,
-                email=email,
-                role=UserRole.USER,
-                limits=KeyLimits(budget_since=now),
-                created_by=actor.id,
-            )
+            user = admin.new_entry(actor, EntryKind.USER, id, email=email, role=UserRole.USER)
             audit = admin.audit_of(actor, "created", None, user)
             try:
                 await admin.store.put_entry(user, audit)

@@ -203,8 +203,7 @@ async def _ensure_owners(admin: Administration, actor: Actor, body: GenerateKey,
             continue
         if not creates_owners or kind is EntryKind.BUDGET:
             raise InvalidRequest(f"'{kind}_id': there is no {kind} '{id}'; create it first.", param=f"{kind}_id")
-        now = admin.clock()
-        entry = DirectoryEntry(kind, id, now, role=role, limits=KeyLimits(budget_since=now), created_by=actor.id)
+        entry = admin.new_entry(actor, kind, id, role=role)
         await admin.store.put_entry(entry, admin.audit_of(actor, "created", None, entry))
 
 

@@ -80,12 +80,12 @@ async def get_team_info(
 ) -> TeamInfo:
     """Return a team, the spend of the team, and those of its keys that the caller may see."""
     team = await find_entry(admin, actor, EntryKind.TEAM, team_id)
-    keys = [
-        admin.view(key)
-        for key in await admin.store.keys()
-        if key.tenant == team.id and key.revoked_at is None and actor.sees_key(key)
-    ]
-    spend = (await spend_by(admin, lambda line: line.account.tenant)).get(team.id, 0.0)
+    owned = [key for key in await admin.store.keys() if key.tenant == team.id]
+    keys = [admin.view(key) for key in owned if key.revoked_at is None and actor.sees_key(key)]
+    # Keys of a deleted team with the same id.
+    former = {key.id for key in owned if key.revoked_at is not None and key.revoked_at <= team.created_at}
+    sums = await spend_by(admin, lambda line: "" if line.account.key in former else line.account.tenant)
+    spend = sums.get(team.id, 0.0)
     info = {**admin.view(team), "spend": spend}
     return TeamInfo(team_id=team.id, team_info=info, keys=keys[:key_limit], team_memberships=[])
 
