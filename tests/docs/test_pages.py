@@ -102,6 +102,12 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_tables_have_one_row_per_line(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert [line for line in lines if "| --- |" in line and not re.fullmatch(r"[\s|:-]+", line)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_anchors_of_links_exist(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://)([^)#\s]*\.md|)#([^)\s]+)\)", page.read_text())
     assert [anchor for path, anchor in links if anchor not in anchors(page.parent / path if path else page)] == []
