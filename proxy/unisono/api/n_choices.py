@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.sse import EventSource, generation_source
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
-from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import ChoiceGroup, GenerationRequest, GenerationService, GenerationStream
 
 
 class Chunks(Protocol):
@@ -104,7 +105,14 @@ def _note_failure(streams: Sequence[GenerationStream], error: Exception) -> None
 
 
 async def start_all(service: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
-    """Start all generations. If one generation fails to start, the others are closed."""
+    """Start all generations, which share one reservation.
+
+    If one generation fails to start, the others are closed.
+    """
+    choices = [*choices]
+    if len(choices) > 1:
+        group = ChoiceGroup(len(choices))
+        choices = [each.with_options(origin=replace(each.origin, choices=group)) for each in choices]
     streams: list[GenerationStream] = []
     try:
         streams += map(service.start, choices)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import field
 from enum import StrEnum
 from time import monotonic
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
@@ -157,6 +157,20 @@ class RequestKey:
     __slots__ = ("__weakref__",)
 
 
+class ChoiceGroup:
+    """Identity of the choices of one client request; `size` is their number.
+
+    The choices share one reservation. They must be generated concurrently, because none begins before all have been
+    admitted. `shared` contains objects that the choices share, by a name that the layer of the object chooses.
+    """
+
+    __slots__ = ("shared", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.shared: dict[str, Any] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """Requirements for the answer, and options for emitting the answer.
@@ -195,6 +209,8 @@ class RequestOrigin:
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
+    # The choices to which the generation belongs; None if the client's request has one choice.
+    choices: ChoiceGroup | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,10 @@ from unisono.core.observer import StepDone
 from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
+from unisono.middleware.choices import ChoiceUsage, shared_usage
 from unisono.middleware.pipeline import Gate
-from unisono.middleware.quota import NEVER_S, Metering, QuotaGate
+from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate
+from unisono.middleware.refusals import NEVER_S, no_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,43 @@ class SharedBudgets:
         models = (request.model, *others.fallbacks, *others.larger)
         eligible = frozenset[str]().union(*(self._deployments(model, tags) for model in models))
         budgets = [budget for budget in self._budgets if budget.deployments & eligible]
-        return BudgetGate(self.metering, budgets, eligible) if budgets else None
+        return BudgetGate(self.metering, budgets, eligible, shared_usage(request, "budgets")) if budgets else None
 
 
 # Retry delay in seconds that a client gets while running requests have reserved the rest of a budget.
 RESERVED_AGAIN_S: Final = 1.0
 
 
-class BudgetGate(Gate):
-    """Gate that reserves in the budgets of all deployments that may answer the request."""
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Reservations in budgets; `spent` are the deployments whose budget is spent.
 
-    def __init__(self, metering: Metering, budgets: Sequence[SharedBudget], eligible: frozenset[str]) -> None:
+    `room` is the largest number of tokens that may be generated, None for no maximum.
+    """
+
+    reserved: tuple[tuple[SharedBudget, QuotaReservation], ...]
+    spent: frozenset[str]
+    room: int | None
+
+
+class BudgetGate(Gate):
+    """Gate that reserves in the budgets of all deployments that may answer the request.
+
+    The gates of several choices share the reservations, which the last choice to end settles.
+    """
+
+    def __init__(
+        self,
+        metering: Metering,
+        budgets: Sequence[SharedBudget],
+        eligible: frozenset[str],
+        choices: ChoiceUsage | None = None,
+    ) -> None:
         self._metering = metering
         self._budgets = tuple(budgets)
         self._eligible = eligible
-        self._reserved: list[tuple[SharedBudget, QuotaReservation]] = []
+        self._choices = choices
+        self._reserved: Sequence[tuple[SharedBudget, QuotaReservation]] = ()
         self._quota: QuotaGate | None = None
         self._is_capped = False
 
@@ -90,24 +114,9 @@ class BudgetGate(Gate):
 
         Raises `LimitReached` if no deployment is left, and `StoreUnavailable` if the store cannot be used.
         """
-        whole = await self._metering.claim(request, Caller("", limits=self._budgets[0].limits))
-        spent: frozenset[str] = frozenset()
-        refusals: list[QuotaStatus] = []
-        room: int | None = None
-        for budget in self._budgets:
-            claim = self._claim(whole, budget)
-            status = await self._metering.reserve(claim)
-            if status is not None and status.refused is not None:
-                spent |= budget.deployments
-                refusals.append(status)
-                continue
-            if status is not None:
-                self._reserved.append((budget, claim))
-                if status.output is not None:
-                    room = status.output if room is None else min(room, status.output)
-        if refusals and self._eligible <= spent:
-            self.release()
-            raise _refused(refusals)
+        choices = self._choices
+        granted = await (self._reserve(request) if choices is None else choices.admitted(request, self._reserve))
+        self._reserved, spent = granted.reserved, granted.spent
         # This gate is used only to compute the usage of the answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
@@ -115,40 +124,87 @@ class BudgetGate(Gate):
         if spent:
             request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | spent))
         limit = request.answer.max_tokens
-        if room is None:
+        if granted.room is None:
             return request
-        self._is_capped = room < (whole.max_output if limit is None else limit)
+        # The choices divide the reserved tokens evenly.
+        room = granted.room if choices is None else granted.room // choices.size
+        self._is_capped = room < (MAX_TOKENS if limit is None else limit)
         # A pass-through request must contain the limit, because it may request several answers.
         is_limited = self._is_capped or (request.passthrough is not None and limit is None)
         return replace(request, answer=replace(request.answer, max_tokens=room)) if is_limited else request
 
+    async def _reserve(self, *requests: GenerationRequest) -> Granted:
+        """Reserve in each budget for all choices of a request. Raises the errors of `admit`."""
+        whole = await self._metering.claim(Caller("", limits=self._budgets[0].limits), *requests)
+        reserved: list[tuple[SharedBudget, QuotaReservation]] = []
+        spent: frozenset[str] = frozenset()
+        refusals: list[QuotaStatus] = []
+        rooms: list[int] = []
+        try:
+            for budget in self._budgets:
+                claim = self._claim(whole, budget)
+                status = await self._metering.reserve(claim)
+                if status is not None and status.refused is not None:
+                    spent |= budget.deployments
+                    refusals.append(status)
+                elif status is not None:
+                    reserved.append((budget, claim))
+                    rooms += [] if status.output is None else [status.output]
+        except BaseException:
+            self._metering.ledger.release(*(claim for _, claim in reserved))
+            raise
+        room = min(rooms, default=None)
+        error: LimitReached | None = None
+        if refusals and self._eligible <= spent:
+            error = _refused(refusals)
+        elif room is not None and room < len(requests):
+            error = no_room(len(requests))
+        if error is not None:
+            self._metering.ledger.release(*(claim for _, claim in reserved))
+            raise error
+        if self._choices is not None:
+            self._choices.claims = [claim for _, claim in reserved]
+        return Granted(tuple(reserved), spent, room)
+
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The remaining budget of this gateway was too small for a longer answer."
-        reserved, self._reserved = self._reserved, []
         assert self._quota is not None
-        record = self._quota.usage_record(finished.usage)
-        settling = []
-        for budget, claim in reserved:
-            if (part := self._part_of(record, budget, claim)) is not None:
-                settling.append(self._metering.ledger.settle(part))
-            else:
-                self._metering.ledger.release(claim)
-        await asyncio.gather(*settling)
+        ledger = self._metering.ledger
+        await asyncio.gather(*(ledger.settle(part) for part in self._leave(self._quota.usage_record(finished.usage))))
 
     def end(self, error: BaseException | None) -> None:
         """Record the usage of an answer that ended before its last event, such as after an error.
 
         If `finish` has run, nothing is reserved any more, and this does nothing.
         """
-        reserved, self._reserved = self._reserved, []
-        record = self._quota.unfinished_record(error) if self._quota is not None else None
+        record = self._quota.unfinished_record(error) if self._quota is not None and self._reserved else None
+        for part in self._leave(record):
+            self._metering.ledger.record(part)
+
+    def release(self) -> None:
+        for part in self._leave(None):
+            self._metering.ledger.record(part)
+
+    def _leave(self, record: UsageRecord | None) -> list[UsageRecord]:
+        """Return the usage records to write at the end of this generation.
+
+        `record` is the usage of the generation, if any. Reservations without usage are released. With several choices,
+        the last choice to end returns the records of all choices.
+        """
+        reserved, self._reserved = self._reserved, ()
+        parts: list[UsageRecord] = []
+        unused: list[QuotaReservation] = []
         for budget, claim in reserved:
-            part = self._part_of(record, budget, claim) if record is not None else None
-            if part is not None:
-                self._metering.ledger.record(part)
+            part = None if record is None else self._part_of(record, budget, claim)
+            if part is None:
+                unused.append(claim)
             else:
-                self._metering.ledger.release(claim)
+                parts.append(part)
+        if self._choices is not None:
+            parts, unused = self._choices.leave(self, parts)
+        self._metering.ledger.release(*unused)
+        return parts
 
     def _part_of(self, record: UsageRecord, budget: SharedBudget, claim: QuotaReservation) -> UsageRecord | None:
         """Return the part of an answer's usage to charge to a budget; None if there is no such part.
@@ -175,11 +231,6 @@ class BudgetGate(Gate):
         price = self._metering.prices.settled(model, step.deployment)
         tokens = price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
         return tokens + price.unit_cost(step.units)
-
-    def release(self) -> None:
-        reserved, self._reserved = self._reserved, []
-        for _, claim in reserved:
-            self._metering.ledger.release(claim)
 
     def _claim(self, whole: QuotaReservation, budget: SharedBudget) -> QuotaReservation:
         limits = budget.limits

@@ -7,10 +7,11 @@ a budget cannot generate more tokens than it has reserved, so the budget is neve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
+from functools import partial
 from os import urandom
 from typing import Final
 
@@ -18,17 +19,14 @@ from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import Caller
 from unisono.core.billed_units import NO_UNITS
-from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
+from unisono.core.conversation import Conversation, Preamble, Tokens
 from unisono.core.events import Finished
-from unisono.core.frozen import dataclass
 from unisono.core.generation import NO_USAGE, FinishReason, Usage
 from unisono.core.observer import StepDone
 from unisono.core.quotas import (
-    SHARED_TENANT,
     Account,
     KeyLimits,
     LedgerLine,
-    QuotaKind,
     QuotaReservation,
     QuotaStatus,
     TokenUsage,
@@ -36,57 +34,16 @@ from unisono.core.quotas import (
 )
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
-from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, TokensLimited, UnisonoError
+from unisono.errors import ShuttingDown, UnisonoError
+from unisono.middleware.choices import ChoiceUsage, shared_usage
 from unisono.middleware.pipeline import Gate
+from unisono.middleware.refusals import no_room, refused
+from unisono.middleware.token_estimates import estimated_tokens
 
-# Bytes of text per token, for estimates. Most text has more bytes per token, so an estimate is usually too high.
-BYTES_PER_TOKEN: Final = 3
-# Number of tokens that an estimate adds for the parts of a prompt that are not the client's text.
-EXTRA_TOKENS: Final = 100
 # Expected number of tokens of an answer, unless the request limits it to fewer.
 EXPECTED_TOKENS: Final = 1024
 # Maximum number of tokens that are reserved for an answer.
 MAX_TOKENS: Final = 131_072
-# Retry delay sent to clients if waiting does not help, in seconds.
-NEVER_S: Final = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Error for a limit that a request exceeds.
-
-    In `message`, `{owner}` is replaced by the kind of the limit's owner, such as `key`. `again_s` is the retry delay in
-    seconds that the client gets if the store returns no delay.
-    """
-
-    error: type[LimitReached]
-    message: str
-    again_s: float
-
-
-REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
-    QuotaKind.REQUESTS: Refusal(
-        LimitReached, "This {owner} has reached its limit of requests per minute; try again later.", NEVER_S
-    ),
-    QuotaKind.TOKENS: Refusal(
-        TokensLimited,
-        "This request needs more tokens than this {owner} has left of its limit per minute; try again later, or send "
-        "a shorter request.",
-        NEVER_S,
-    ),
-    QuotaKind.PARALLEL: Refusal(
-        LimitReached,
-        "This {owner} has reached its limit of parallel requests; try again when one of them has ended.",
-        1.0,
-    ),
-    QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this {owner} is spent.", NEVER_S),
-    QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this {owner} is spent.", NEVER_S),
-    QuotaKind.BUDGET_RESERVED: Refusal(
-        LimitReached,
-        "Running requests have reserved the rest of this {owner}'s budget; try again when they have ended.",
-        1.0,
-    ),
-}
 
 
 class Metering:
@@ -116,56 +73,64 @@ class Metering:
         self.zone = zone
 
     def __call__(self, request: GenerationRequest) -> QuotaGate:
-        return QuotaGate(self, request)
+        return QuotaGate(self, request, shared_usage(request, "quotas"))
 
-    async def claims(self, request: GenerationRequest, caller: Caller) -> tuple[QuotaReservation, ...]:
+    async def claims(self, caller: Caller, *requests: GenerationRequest) -> tuple[QuotaReservation, ...]:
         """Return the reservations for a request: for its key, and for the key's team and user.
 
-        Raises InvalidRequest if the conversation or the tools are invalid.
+        `requests` are the generation requests of all choices. Raises InvalidRequest if the conversation or the tools
+        are invalid.
         """
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
         whole = [caller.limits, *(shared.limits for shared in limited)]
-        sent = await self._sent(request, any(limits.has_budget for limits in whole))
-        own, once = Account(request.origin.tenant, caller.key), urandom(12).hex()
-        claims = [self._claim(request, own, caller.limits, sent, once)] if caller.limits.limited else []
-        claims += [self._claim(request, shared.account, shared.limits, sent, once) for shared in limited]
+        sent = await self._sent(requests, any(limits.has_budget for limits in whole))
+        own, once = Account(requests[0].origin.tenant, caller.key), urandom(12).hex()
+        claims = [self._claim(requests, own, caller.limits, sent, once)] if caller.limits.limited else []
+        claims += [self._claim(requests, shared.account, shared.limits, sent, once) for shared in limited]
         return tuple(claims)
 
-    async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
+    async def claim(self, caller: Caller, *requests: GenerationRequest) -> QuotaReservation:
         """Return the reservation for the caller's own limits. Raises the same errors as `claims`."""
-        sent = await self._sent(request, caller.limits.has_budget)
-        own = Account(request.origin.tenant, caller.key)
-        return self._claim(request, own, caller.limits, sent, urandom(12).hex())
+        sent = await self._sent(requests, caller.limits.has_budget)
+        own = Account(requests[0].origin.tenant, caller.key)
+        return self._claim(requests, own, caller.limits, sent, urandom(12).hex())
 
-    async def _sent(self, request: GenerationRequest, has_budget: bool) -> int:
-        return await self.service.count(request) if has_budget else _estimated_tokens(request)
+    async def _sent(self, requests: Sequence[GenerationRequest], has_budget: bool) -> list[int]:
+        """Return the number of prompt tokens of each choice."""
+        return [await self.service.count(each) if has_budget else estimated_tokens(each) for each in requests]
 
     def _claim(
-        self, request: GenerationRequest, account: Account, limits: KeyLimits, sent: int, once: str
+        self,
+        requests: Sequence[GenerationRequest],
+        account: Account,
+        limits: KeyLimits,
+        sent: Sequence[int],
+        once: str,
     ) -> QuotaReservation:
+        request, choices, prompts = requests[0], len(requests), sum(sent)
         # The fallbacks are those of the request, even if the limits are those of a shared budget.
         sender = request.origin.caller
         fallbacks = sender.routing.fallbacks or () if sender is not None else ()
         price = self.prices.ceiling(request.model, *fallbacks)
         units = NO_UNITS if request.passthrough is None else request.passthrough.max_units
-        # Clients may send any number, but no answer is longer than MAX_TOKENS. Stores and prices use the reserved
-        # number.
-        most = MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)
-        least = min(most, EXPECTED_TOKENS)
+        most = sum(map(_max_output, requests))
+        least = min(most, choices * EXPECTED_TOKENS)
         if limits.tpm is not None:
             # If the request could fit in the limit of a whole minute, the estimate of its output must not exceed this
             # limit.
-            least = max(1, min(least, limits.tpm - sent))
+            least = max(choices, min(least, limits.tpm - prompts))
+        # The cost of the output is rounded up for each choice.
+        rounding = choices - 1 if price.output else 0
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since, self.zone)
         return QuotaReservation(
             account=account,
             once=once,
             limits=limits,
-            input=sent,
+            input=prompts,
             expected_output=least + len(request.resumption.journal),
             max_output=most,
             for_s=self.ledger.reservation_s,
-            input_cost=price.input_cost(sent) + price.unit_cost(units),
+            input_cost=sum(map(price.input_cost, sent)) + price.unit_cost(units) + rounding,
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
@@ -232,11 +197,15 @@ class Metering:
 
 
 class QuotaGate(Gate):
-    """Gate that reserves quota for one generation and settles its usage."""
+    """Gate that reserves quota for one generation and settles its usage.
 
-    def __init__(self, metering: Metering, request: GenerationRequest) -> None:
+    The gates of several choices share one reservation for all of them, which the last choice to end settles.
+    """
+
+    def __init__(self, metering: Metering, request: GenerationRequest, choices: ChoiceUsage | None = None) -> None:
         self._metering = metering
         self._request = request
+        self._choices = choices
         self._reservations: tuple[QuotaReservation, ...] = ()
         # True from the admission of the request until its usage is recorded.
         self._is_owed = False
@@ -270,17 +239,39 @@ class QuotaGate(Gate):
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
         self._is_owed = False
-        await self._metering.ledger.settle(*self._settlements(self.usage_record(finished.usage)))
+        if settlements := self._leave(self.usage_record(finished.usage)):
+            await self._metering.ledger.settle(*settlements)
 
     def end(self, error: BaseException | None) -> None:
         """Record the usage so far, if the end of the answer has not settled it.
 
         A refused request is recorded as an error without tokens.
         """
-        if self._is_owed:
-            self._is_owed = False
-            for settlement in self._settlements(self.unfinished_record(error)):
+        record = self.unfinished_record(error) if self._is_owed else None
+        self._is_owed = False
+        for settlement in self._leave(record):
+            self._metering.ledger.record(settlement)
+
+    def release(self) -> None:
+        if self._choices is not None:
+            for settlement in self._leave(None):
                 self._metering.ledger.record(settlement)
+        elif self._is_owed:
+            self._metering.ledger.release(*self._reservations)
+        self._is_owed = False
+
+    def _leave(self, record: UsageRecord | None) -> list[UsageRecord]:
+        """Return the usage records to write at the end of this generation.
+
+        `record` is the usage of the generation, if any. With several choices, the last choice to end returns the
+        records of all choices.
+        """
+        settlements = [] if record is None else self._settlements(record)
+        if self._choices is None:
+            return settlements
+        settlements, unused = self._choices.leave(self, settlements)
+        self._metering.ledger.release(*unused)
+        return settlements
 
     def _settlements(self, record: UsageRecord) -> list[UsageRecord]:
         """Return the usage records of the key, and of the team and the user with a reservation."""
@@ -304,26 +295,41 @@ class QuotaGate(Gate):
             if shared.is_counted and shared.account not in reserved
         ]
 
-    def release(self) -> None:
-        if self._is_owed:
-            self._metering.ledger.release(*self._reservations)
-        self._is_owed = False
-
     async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
         """Reserve quota, and return the request with the token limit that the reservation allows."""
-        claims = await self._metering.claims(request, caller)
-        if (status := await self._metering.reserve(*claims)) is None:
+        choices, claim = self._choices, partial(self._claim_for, caller)
+        granted = await (claim(request) if choices is None else choices.admitted(request, claim))
+        if granted is None:
             return request
-        if status.refused is not None:
-            raise refused(status.refused, status)
-        self._reservations = claims
-        self.report.standing = status
-        if status.output is None:
+        self._reservations, self.report.standing = granted
+        if granted[1].output is None:
             return request
-        self._is_capped = status.output < claims[0].max_output
+        # The choices divide the reserved tokens evenly.
+        size = 1 if choices is None else choices.size
+        room = granted[1].output // size
+        self._is_capped = room < self._reservations[0].max_output // size
         # No context window is larger than MAX_TOKENS. A pass-through request must send its limit to the provider.
         is_limited = self._is_capped or request.passthrough is not None
-        return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
+        return replace(request, answer=replace(request.answer, max_tokens=room)) if is_limited else request
+
+    async def _claim_for(
+        self, caller: Caller, *requests: GenerationRequest
+    ) -> tuple[tuple[QuotaReservation, ...], QuotaStatus] | None:
+        """Reserve quota for all choices of a request; None if it needs no reservation.
+
+        Raises `LimitReached` if the request exceeds a limit.
+        """
+        claims = await self._metering.claims(caller, *requests)
+        if (status := await self._metering.reserve(*claims)) is None:
+            return None
+        if status.refused is not None:
+            raise refused(status.refused, status)
+        if status.output is not None and status.output < len(requests):
+            self._metering.ledger.release(*claims)
+            raise no_room(len(requests))
+        if self._choices is not None:
+            self._choices.claims = claims
+        return claims, status
 
     def usage_so_far(self) -> Usage:
         """Return the usage so far of the stream, including the journal that the stream continues."""
@@ -349,48 +355,6 @@ class QuotaGate(Gate):
         return record
 
 
-def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
-    refusal = REFUSALS[limit]
-    again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
-    owner = "key"
-    if status.account is not None and status.account.tenant == SHARED_TENANT:
-        # The key of a team's or user's account consists of the kind and the id.
-        owner = status.account.key.partition(" ")[0]
-    return refusal.error(refusal.message.format(owner=owner), retry_after_s=again_s, quota=status)
-
-
-def _estimated_tokens(request: GenerationRequest) -> int:
-    return estimated(request.conversation) if request.passthrough is None else EXTRA_TOKENS + request.passthrough.tokens
-
-
-def estimated(conversation: Conversation) -> int:
-    """Estimate the number of tokens of a prompt without rendering it; usually too high."""
-    return EXTRA_TOKENS + sum(map(_byte_length, _texts(conversation))) // BYTES_PER_TOKEN
-
-
-def _byte_length(text: str) -> int:
-    # For ASCII text, the number of bytes is the length, so nothing has to be encoded.
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _texts(conversation: Conversation) -> Iterator[str]:
-    preamble = conversation.preamble
-    yield preamble.instructions
-    for tool in conversation.tools:
-        yield tool.name
-        yield tool.description
-        yield str(tool.parameters or "")
-    if preamble.form is not None:
-        yield str(preamble.form.schema or preamble.form.grammar or preamble.form.choices or "")
-    for item in conversation.items:
-        match item:
-            case AssistantCall(name=name, arguments=arguments):
-                yield name
-                yield arguments
-            case ToolResult(output=output):
-                yield output
-            case AddedTools():
-                pass  # `conversation.tools` includes them
-            case _:
-                yield item.text
-    yield conversation.prefill or ""
+def _max_output(request: GenerationRequest) -> int:
+    # Clients may send any number, but no answer is longer than MAX_TOKENS. Stores and prices use the reserved number.
+    return MAX_TOKENS if request.answer.max_tokens is None else min(request.answer.max_tokens, MAX_TOKENS)

@@ -1,0 +1,87 @@
+"""One reservation, and one record of the usage, for all choices of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from unisono.core.quotas import Account, QuotaReservation, TokenUsage, UsageRecord
+from unisono.engine.request import GenerationRequest
+from unisono.middleware.pipeline import Gate
+
+T = TypeVar("T")
+
+
+class ChoiceUsage:
+    """Reservation and usage of the choices of one request.
+
+    `claims` are the reservations that were granted for all choices.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.claims: Sequence[QuotaReservation] = ()
+        self._requests: list[GenerationRequest] = []
+        self._is_decided = asyncio.Event()
+        self._granted: Any = None
+        self._refusal: Exception | None = None
+        self._ended: set[Gate] = set()
+        self._records: dict[Account, UsageRecord] = {}
+
+    async def admitted(self, request: GenerationRequest, admit: Callable[..., Awaitable[T]]) -> T:
+        """Call `admit` once for all choices, as soon as all have arrived, and return its result.
+
+        `admit` receives the requests of all choices. If `admit` raises an error, all choices raise it.
+        """
+        self._requests.append(request)
+        if len(self._requests) < self.size:
+            # If the choice that calls `admit` is cancelled, its request ends all other choices.
+            await self._is_decided.wait()
+        else:
+            try:
+                self._granted = await admit(*self._requests)
+            except Exception as error:
+                self._refusal = error
+            self._is_decided.set()
+        if self._refusal is not None:
+            raise self._refusal
+        granted: T = self._granted
+        return granted
+
+    def leave(self, choice: Gate, records: Sequence[UsageRecord]) -> tuple[list[UsageRecord], list[QuotaReservation]]:
+        """Add the usage of a choice that ends; each choice is added once.
+
+        For the last choice, returns the usage of all choices by account, and the reservations of the accounts without
+        usage. For other choices, returns nothing.
+        """
+        if choice in self._ended:
+            return [], []
+        self._ended.add(choice)
+        for record in records:
+            account = record.entry.account
+            before = self._records.get(account)
+            self._records[account] = record if before is None else _joined(before, record)
+        if len(self._ended) < self.size:
+            return [], []
+        return [*self._records.values()], [claim for claim in self.claims if claim.account not in self._records]
+
+
+def shared_usage(request: GenerationRequest, name: str) -> ChoiceUsage | None:
+    """Return the usage with this name that all choices of a request share.
+
+    None for a request with one choice.
+    """
+    choices = request.origin.choices
+    return None if choices is None else choices.shared.setdefault(name, ChoiceUsage(choices.size))
+
+
+def _joined(first: UsageRecord, second: UsageRecord) -> UsageRecord:
+    """Return the usage of two choices as one request.
+
+    It counts for the model that answered the first choice.
+    """
+    used: TokenUsage = first.entry.used + second.entry.used
+    used = replace(used, requests=1, errors=min(used.errors, 1))
+    return replace(first, entry=replace(first.entry, used=used))
