@@ -174,6 +174,7 @@ class GenerationFacts:
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
     prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
+    tool_output_tokens: int = 0  # tokens of the results of server tools in rendered prompts
     left_out: int = 0  # oldest items dropped because the conversation was too long
     shortened: int = 0  # texts shortened because the newest items alone were too long for a summary
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
@@ -192,6 +193,7 @@ class GenerationFacts:
             prompt_tokens=self.steps[0].prompt_tokens,
             completion_tokens=sum(step.generated for step in self.steps),
             cached_tokens=self.steps[0].cached_tokens or 0,
+            tool_output_tokens=self.tool_output_tokens,
         )
 
 

@@ -110,7 +110,7 @@ class RequestRecord(NamedTuple):
             served_model=served_model,
             deployment=last.backend,
             attempts=tuple(attempts[:MAX_ENTRIES]),
-            input_tokens=usage.prompt_tokens,
+            input_tokens=usage.charged_input,
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,

@@ -146,6 +146,7 @@ class PromptBuilder:
             if context.results:
                 count = sum(len(self._renderer.item(result, self._tools)) for result in context.results)
                 self.usage = replace(self.usage, tool_output_tokens=count)
+                self._report.facts.tool_output_tokens = count
         return current
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:

@@ -178,7 +178,7 @@ class Metering:
         requested model. `errors` is 1 for a failed request. `steps` contain the billed units other than tokens.
         """
         price = self.prices.settled(request.model, backend)
-        sent, generated = usage.prompt_tokens, usage.completion_tokens
+        sent, generated = usage.charged_input, usage.completion_tokens
         used = TokenUsage(
             requests=1,
             errors=errors,

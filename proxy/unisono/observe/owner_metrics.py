@@ -68,7 +68,7 @@ class OwnerMetrics:
             if dollars:
                 self._all.key_spend.series[labels].inc(dollars)
             usage = done.usage or done.usage_so_far
-            self._all.key_tokens.series[labels[0], "prompt"].inc(usage.prompt_tokens)
+            self._all.key_tokens.series[labels[0], "prompt"].inc(usage.charged_input)
             self._all.key_tokens.series[labels[0], "generation"].inc(usage.completion_tokens)
 
     def answered(self, record: RequestRecord) -> None:
