@@ -125,6 +125,35 @@ async def test_choices_share_the_remaining_budget(tmp_path: Path) -> None:
     assert 0 < fake.requests[0].json["max_tokens"] < 200
 
 
+@pytest.mark.parametrize("number", [10, "10", " +10.0 ", "1_0", 10.0], ids=repr)
+@pytest.mark.parametrize("name", ["n", "best_of"])
+async def test_numbers_may_be_written_as_lenient_servers_read_them(name: str, number: Any, tmp_path: Path) -> None:
+    async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
+        assert (await chat(running, key, **{name: number}, max_tokens="1000")).status == 200
+        sent = fake.requests[-1].json
+        assert (sent[name], 0 < sent["max_tokens"] < 200) == (number, True)
+
+
+@pytest.mark.parametrize("value", ["many", 2.5, [3], {"n": 3}, "", "9" * 4000, "0x10"], ids=str)
+@pytest.mark.parametrize("name", ["n", "best_of", "max_tokens", "max_completion_tokens"])
+async def test_a_limit_that_is_no_whole_number_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
+        _, key = await keys.issue()
+        answer = await chat(running, key, **{name: value})
+        assert (answer.status, answer.body["error"]["param"]) == (400, name)
+        assert f"'{name}': must be a whole number" in answer.body["error"]["message"]
+        assert not fake.requests
+
+
+async def test_a_budget_without_a_token_for_each_answer_refuses_the_request(tmp_path: Path) -> None:
+    async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
+        answer = await chat(running, key, n=5000, max_tokens=1)
+        assert (answer.status, answer.body["error"]["param"]) == (429, "n")
+        assert not fake.requests
+
+
 async def test_a_key_for_other_models_is_refused(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(models=frozenset({"another"}))

@@ -197,6 +197,16 @@ async def test_a_reservation_is_at_the_highest_price_of_all_deployments(tmp_path
     assert used.cost == 2 * DOLLAR
 
 
+async def test_a_number_of_images_as_text_is_reserved(tmp_path: Path) -> None:
+    case = CASES["images"]
+    async with FakeModes() as fake, keyed(at_price(fake.url, case), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=KeyLimits(money_budget=7 * DOLLAR))
+        assert (await ask(running, case, key, n="3")).status == 429
+        answer = await ask(running, case, key, n="three")
+        assert (answer.status, answer.body["error"]["param"]) == (400, "n")
+        assert not fake.requests
+
+
 async def test_each_part_of_a_split_list_is_charged_at_its_deployment(tmp_path: Path) -> None:
     """Also in the budgets of the providers, and with the price in `model_info`."""
     async with FakeModes() as first, FakeModes(delay_s=0.2) as second:

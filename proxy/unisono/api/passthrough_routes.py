@@ -35,6 +35,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Event, Passed
+from unisono.core.lax_numbers import whole_number
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
 from unisono.engine.request import (
     AnswerOptions,
@@ -103,7 +104,7 @@ def check_stateless(body: Mapping[str, Json]) -> None:
 def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
     """Convert a body to a pass-through request.
 
-    Raises InvalidRequest if `stream` is not a boolean.
+    Raises InvalidRequest if `stream` is not a boolean, or a limit is not a whole number.
     """
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
@@ -111,10 +112,12 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
     options = body.get("stream_options")
     # The Responses API always reports usage, Chat Completions only on request.
     wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
-    choices = body.get("n")
+    choices = max(whole_number(body, "n") or 1, 1)
+    # Older versions of vLLM generate `best_of` answers, and return the best `n` of them.
+    sequences = max(whole_number(body, "best_of") or 1, choices)
     tokens = text_bytes(body) // BYTES_PER_TOKEN
     # If a body has several output limits, a backend may apply any of them. The largest one is used here.
-    bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
+    bounds = [most for name in IN_BODY[api][2] if (most := whole_number(body, name) or 0) > 0]
     return PassthroughRequest(
         api=api,
         way=way,
@@ -124,7 +127,8 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
         tokens=tokens,
         # The estimate tends to be too high. A quarter is subtracted, so that no deployment is excluded without need.
         window_tokens=tokens * 3 // 4,
-        choices=choices if type(choices) is int and choices > 1 else 1,
+        choices=choices,
+        sequences=sequences,
         max_tokens=max(bounds, default=None),
         is_usage_requested=wants_usage,
     )
@@ -148,8 +152,8 @@ def to_generation_request(
         conversation=Conversation(Preamble(), tuple(_items(readable or passthrough.body, field))),
         passthrough=passthrough,
         answer=AnswerOptions(
-            # Every choice may use the whole limit.
-            max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.choices,
+            # Every generated answer may use the whole limit.
+            max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.sequences,
             whole=not passthrough.stream,
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=surface),

@@ -7,6 +7,7 @@ from typing import Final
 
 from unisono.core.billed_units import MAX_UNITS, BilledUnits
 from unisono.core.conversation import Json
+from unisono.core.lax_numbers import whole_number
 from unisono.core.passthrough_request import UPLOAD_APIS, Api
 
 # Assumed bytes per second of audio if the server reports no duration: MP3 at 128 kbit/s.
@@ -23,7 +24,10 @@ QUERY_APIS: Final = frozenset({Api.EMBEDDINGS, Api.RERANK, Api.SCORE, Api.MODERA
 
 
 def estimated_units(api: Api, body: Mapping[str, Json], upload_bytes: int = 0) -> BilledUnits:
-    """Return the units that are billed for a request whose server reports no units."""
+    """Return the units that are billed for a request whose server reports no units.
+
+    Raises InvalidRequest if the number of images is not a whole number.
+    """
     return BilledUnits(
         queries=int(api in QUERY_APIS),
         images=_images(body) if api is Api.IMAGES else 0,
@@ -36,7 +40,7 @@ def reserved_units(api: Api, body: Mapping[str, Json], tokens: int, upload_bytes
     """Return the units to reserve for a request; the estimate errs on the high side.
 
     `tokens` is the estimated number of input tokens, `upload_bytes` the size of the uploaded file, and `parts` the
-    number of requests to the server.
+    number of requests to the server. Raises the errors of `estimated_units`.
     """
     units = estimated_units(api, body, upload_bytes)
     documents = body.get("documents")
@@ -48,8 +52,7 @@ def reserved_units(api: Api, body: Mapping[str, Json], tokens: int, upload_bytes
 
 
 def _images(body: Mapping[str, Json]) -> int:
-    number = body.get("n")
-    return min(number, MAX_UNITS) if type(number) is int and number > 0 else 1
+    return min(max(whole_number(body, "n") or 1, 1), MAX_UNITS)
 
 
 def _characters(value: Json) -> int:

@@ -22,7 +22,7 @@ from unisono.core.observer import StepDone
 from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus, UsageRecord
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
-from unisono.middleware.choices import ChoiceUsage, shared_usage
+from unisono.middleware.choices import ChoiceUsage, crowded_answers, shared_usage
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate
 from unisono.middleware.refusals import NEVER_S, no_room
@@ -157,8 +157,8 @@ class BudgetGate(Gate):
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
-        elif room is not None and room < len(requests):
-            error = no_room(len(requests))
+        elif answers := crowded_answers(requests, room):
+            error = no_room(answers)
         if error is not None:
             self._metering.ledger.release(*(claim for _, claim in reserved))
             raise error

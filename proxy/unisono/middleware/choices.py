@@ -68,6 +68,16 @@ class ChoiceUsage:
         return [*self._records.values()], [claim for claim in self.claims if claim.account not in self._records]
 
 
+def crowded_answers(requests: Sequence[GenerationRequest], room: int | None) -> int:
+    """Return the number of answers of a request if `room` tokens are too few for them; else 0.
+
+    Each of several answers needs a token.
+    """
+    passthrough = requests[0].passthrough
+    answers = len(requests) if passthrough is None else max(len(requests), passthrough.sequences)
+    return answers if room is not None and answers > 1 and room < answers else 0
+
+
 def shared_usage(request: GenerationRequest, name: str) -> ChoiceUsage | None:
     """Return the usage with this name that all choices of a request share.
 

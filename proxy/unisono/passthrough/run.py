@@ -203,8 +203,8 @@ class PassthroughTelemetry:
 def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
     """Return the client's body with a token limit, and with a request to report the usage.
 
-    `max_tokens` is the maximum number of tokens for all choices together; None means no limit. If the client's limit is
-    higher, it is lowered to this number.
+    `max_tokens` is the maximum number of tokens for all generated answers together; None means no limit. If the
+    client's limit is higher, it is lowered to this number.
     """
     body = dict(passthrough.body)
     if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:
@@ -213,7 +213,7 @@ def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mappin
     names = MAX_TOKENS_FIELDS.get(passthrough.api)
     if names is None:
         return body
-    most = None if max_tokens is None else max(max_tokens // passthrough.choices, 1)
+    most = None if max_tokens is None else max(max_tokens // passthrough.sequences, 1)
     if most is not None and (passthrough.max_tokens is None or most < passthrough.max_tokens):
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)
