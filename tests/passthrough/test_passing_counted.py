@@ -245,3 +245,25 @@ async def test_model_info_claims_no_capabilities_of_pass_through_models() -> Non
         "supports_reasoning": None,
         "supports_vision": None,
     }
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "mp3"}}
+FILE = {"type": "file", "file": {"file_data": "data:application/pdf;base64,QUJD", "filename": "a.pdf"}}
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens"), [(IMAGE, 1_536), (AUDIO, 600), (FILE, 3_000)], ids=["image", "audio", "file"]
+)
+async def test_parallel_requests_reserve_an_estimate_for_media(
+    part: dict[str, Any], tokens: int, tmp_path: Path
+) -> None:
+    script = OpenAiScript(prompt_tokens=tokens, delay_s=0.3)
+    async with FakeOpenAi(script) as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
+        record, key = await keys.issue(limits=KeyLimits(token_budget=3 * tokens + 1000))
+        content = [{"type": "text", "text": "Look"}, part]
+        messages = [{"role": "user", "content": content}]
+        answers = await asyncio.gather(*(chat(running, key, messages=messages, max_tokens=5) for _ in range(10)))
+        used = await used_by(running, record.tenant, record.id)
+    assert 1 <= sum(answer.status == 200 for answer in answers) <= 4
+    assert used.input + used.output <= 3 * tokens + 1000

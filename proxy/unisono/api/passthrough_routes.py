@@ -21,6 +21,7 @@ from unisono.api.body import off_loop
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import to_body
 from unisono.api.json_response import to_whole
+from unisono.api.passthrough_estimates import estimated_input, is_media
 from unisono.api.request_options import request_fields
 from unisono.api.sse import DONE, EventSource, EventStream, error_event, event
 from unisono.core.access import Caller
@@ -52,12 +53,6 @@ from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 # not use the model.
 FindWay = Callable[[str, Caller], ServedName]
 
-# Bytes per token in estimates of the number of tokens. Most text has more, so the estimates tend to be too high.
-BYTES_PER_TOKEN: Final = 3
-# Kinds of parts with data instead of text. Only the backend knows their token count.
-NO_TEXT: Final = frozenset(
-    {"image_url", "input_image", "input_audio", "input_file", "file", "image", "audio", "source"}
-)
 # Fields of messages and their parts that contain no text.
 STRUCTURE: Final = frozenset(
     ("type", "role", "id", "call_id", "tool_call_id", "status", "phase", "name", "detail", "format", "cache_control")
@@ -115,7 +110,7 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
     choices = max(whole_number(body, "n") or 1, 1)
     # Older versions of vLLM generate `best_of` answers, and return the best `n` of them.
     sequences = max(whole_number(body, "best_of") or 1, choices)
-    tokens = text_bytes(body) // BYTES_PER_TOKEN
+    text_tokens, media_tokens = estimated_input(body)
     # If a body has several output limits, a backend may apply any of them. The largest one is used here.
     bounds = [most for name in IN_BODY[api][2] if (most := whole_number(body, name) or 0) > 0]
     return PassthroughRequest(
@@ -124,9 +119,10 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
         body=body,
         model=str(body.get("model") or ""),
         stream=bool(stream),
-        tokens=tokens,
-        # The estimate tends to be too high. A quarter is subtracted, so that no deployment is excluded without need.
-        window_tokens=tokens * 3 // 4,
+        tokens=text_tokens + media_tokens,
+        # The estimate tends to be too high. A quarter of the text is subtracted, and media are not included, so that no
+        # deployment is excluded without need.
+        window_tokens=text_tokens * 3 // 4,
         choices=choices,
         sequences=sequences,
         max_tokens=max(bounds, default=None),
@@ -350,26 +346,9 @@ def readable_text(value: Json) -> str:
                 found.append(text)
             case list() as many:
                 stack += reversed(many)
-            case dict() as one if one.get("type") not in NO_TEXT:
+            case dict() as one if not is_media(one):
                 stack += reversed([inner for name, inner in one.items() if name not in STRUCTURE])
     return "\n".join(found)
-
-
-def text_bytes(body: Mapping[str, Json]) -> int:
-    """Return the number of bytes of all text in the body."""
-    letters = 0
-    stack: list[Json] = list(body.values())
-    while stack:
-        match stack.pop():
-            case str() as text:
-                letters += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-            case list() as many:
-                stack += many
-            case dict() as one:
-                if one.get("type") in NO_TEXT:
-                    continue
-                stack += one.values()
-    return letters
 
 
 def with_passthrough(

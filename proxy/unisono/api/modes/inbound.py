@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from unisono.api.passthrough_routes import BYTES_PER_TOKEN, readable_text, text_bytes
+from unisono.api.passthrough_estimates import estimated_input
+from unisono.api.passthrough_routes import readable_text
 from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Json, Preamble, UserMessage
@@ -85,7 +86,7 @@ def to_generation_request(
     """Convert a JSON body or the fields of an upload. Raises InvalidRequest naming the field."""
     traits = TRAITS[api]
     _check(api, body)
-    tokens = text_bytes(body) // BYTES_PER_TOKEN + _token_ids(body.get("input"))
+    tokens = sum(estimated_input(body)) + _token_ids(body.get("input"))
     if upload is not None:
         tokens += upload.size("") // AUDIO_BYTES_PER_TOKEN
     inputs, size = _inputs(body), model.max_embedding_batch_size
