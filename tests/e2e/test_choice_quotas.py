@@ -31,6 +31,14 @@ async def used_by(running: Gateway, key: str) -> dict[str, int]:
     return total
 
 
+async def charged(running: Gateway, key: str) -> dict[str, int]:
+    """Wait until the usage of an answer that broke off is recorded, and return the usage."""
+    async with asyncio.timeout(10):
+        while not (used := await used_by(running, key))["requests"]:
+            await asyncio.sleep(0.05)
+    return used
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "limits",
@@ -114,7 +122,7 @@ async def test_a_failed_choice_charges_the_usage_of_all_choices_once(tmp_path: P
         async with keyed(config, tmp_path) as (running, keys):
             _, key = await keys.issue(limits=KeyLimits(max_parallel=1, money_budget=10**9))
             assert (await running.chat_as(key, n=3, seed=7)).status >= 400
-            used = await used_by(running, key)
+            used = await charged(running, key)
             assert (used["requests"], used["errors"]) == (1, 1)
             assert (await running.chat_as(key)).status == 200
 
@@ -128,9 +136,7 @@ async def test_a_client_that_leaves_is_charged_once_for_all_choices(tmp_path: Pa
             async for _ in response.content:
                 if len(fake.requests) == 3:
                     break
-        async with asyncio.timeout(10):
-            while not (used := await used_by(running, key))["requests"]:
-                await asyncio.sleep(0.05)
+        used = await charged(running, key)
         assert (used["requests"], used["errors"]) == (1, 0)
         assert 0 < used["output_tokens"] < 3 * len(LONG)
         assert (await running.chat_as(key, max_tokens=1)).status == 200

@@ -35,7 +35,9 @@ async def test_results_of_server_tools_are_charged_as_input(fails: bool, upstrea
             if fails:
                 fake.script = lambda asked: Refusal(400) if len(fake.requests) > 1 else script(asked)
             response = await harness.post(headers=bearing(key), max_output_tokens=900)
-            total = (await running.get("/v1/usage", **bearing(key))).body["total"]
+            async with asyncio.timeout(10):
+                while not (total := (await running.get("/v1/usage", **bearing(key))).body["total"])["requests"]:
+                    await asyncio.sleep(0.05)
             if fails:
                 assert total["errors"] == 1
                 assert total["input_tokens"] > 300
