@@ -349,6 +349,18 @@ def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: P
     assert all(f"#   {warning}" in text for warning in noted)
 
 
+def test_an_import_keeps_the_names_of_providers_with_budgets(tmp_path: Path) -> None:
+    models = [
+        {"model_name": "a", "litellm_params": {"model": f"{provider}/tiny", "api_base": f"http://{provider}:8000"}}
+        for provider in ("hosted_vllm", "vllm", "ollama_chat")
+    ]
+    budgets = {"hosted_vllm": {"max_budget": 1}, "vllm": {"max_budget": 2}}
+    source = tmp_path / "litellm.yaml"
+    source.write_text(yaml.safe_dump({"model_list": models, "router_settings": {"provider_budget_config": budgets}}))
+    written = yaml.safe_load(imported(source))["model_list"]
+    assert [entry["litellm_params"]["model"] for entry in written] == ["hosted_vllm/tiny", "vllm/tiny", "ollama/tiny"]
+
+
 def test_import_keeps_protective_settings_so_that_serve_refuses_them(tmp_path: Path) -> None:
     target = tmp_path / "ours.yaml"
     target.write_text(text := imported(FILES["guardrails"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from unisono.app import build
 from unisono.config import parse
 from unisono.config.budget_settings import to_period
 from unisono.core.budget_period import Period
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import KeyLimits
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono.middleware.quota import MAX_TOKENS
@@ -223,3 +226,52 @@ def test_zero_means_no_budget() -> None:
 )
 def test_durations(text: str, period: Period) -> None:
     assert to_period(text) == period
+
+
+async def test_providers_of_one_kind_have_separate_budgets() -> None:
+    async with FakeVllm(tokens=ANSWER) as hosted, FakeVllm(tokens=ANSWER) as plain:
+        config = priced(config_of(f"hosted_vllm@{hosted.url}", f"vllm@{plain.url}"))
+        for order, entry in enumerate(config["model_list"]):
+            entry["litellm_params"]["order"] = order
+        budgets = {"hosted_vllm": {"max_budget": COST}, "vllm": {"max_budget": 2 * COST}}
+        config["router_settings"] = {"provider_budget_config": budgets}
+        async with gateway(config) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.wait_for_probes(5)
+            backends = [(await running.chat(max_tokens=SIZE)).body["unisono"]["backend"] for _ in range(3)]
+            refused = await running.chat(max_tokens=SIZE)
+    assert backends == ["vllm-1", "vllm-2", "vllm-2"]
+    assert refused.status == 429
+    text = "The budget of the provider `hosted_vllm` and the provider `vllm` is spent; ask the operator to raise it."
+    assert refused.body["error"]["message"] == text
+
+
+async def test_messages_name_the_provider_whose_budget_is_too_small() -> None:
+    async with FakeVllm(tokens=ANSWER, first_delay_s=0.5) as vllm:
+        config = priced(config_of(f"vllm@{vllm.url}", litellm_settings={"max_budget": 1000}))
+        config["router_settings"] = {"provider_budget_config": {"vllm": {"max_budget": 1.5 * COST}}}
+        async with gateway(config) as running:
+            first = asyncio.create_task(running.chat(max_tokens=2 * SIZE))
+            async with asyncio.timeout(5):
+                while not vllm.requests:
+                    await asyncio.sleep(0.01)
+            waiting = await running.chat(max_tokens=SIZE)
+            assert (await first).status == 200
+            cut = await running.chat()
+    text = (
+        "Running requests have reserved the rest of the budget of the provider `vllm`; try again when they have ended."
+    )
+    assert waiting.body["error"]["message"] == text
+    unmet = "The remaining budget of the provider `vllm` was too small for a longer answer."
+    assert cut.body["unisono"]["unmet"] == unmet
+
+
+async def test_a_cut_answer_names_the_owners_of_its_budgets(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as vllm, keyed(config_of(f"vllm@{vllm.url}"), tmp_path) as (running, keys):
+        sent = (await running.chat_as(MASTER)).body["usage"]["prompt_tokens"]
+        limits = KeyLimits(token_budget=sent + SIZE - 1)
+        team = DirectoryEntry(EntryKind.TEAM, "ants", time.time(), limits=limits)
+        await keys.store.put_entry(team)
+        _, key = await keys.issue("ants")
+        answer = await running.chat_as(key)
+    assert answer.body["unisono"]["unmet"] == "The budget of this team had no room for a longer answer."

@@ -52,21 +52,31 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
         yield SharedBudget("gateway", _limits(limit, config.litellm_settings.budget_duration), frozenset(names))
     for provider, budget in config.router_settings.provider_budget_config.items():
         path = f"{PROVIDER_BUDGETS}.{provider}"
-        kind = KIND_ALIASES.get(provider, provider)
         for index, entry in enumerate(config.model_list):
             if not entry.kind:
                 raise ConfigError(
                     f"model_list[{index}].litellm_params.model: the provider of `{entry.litellm_params.model}` is "
                     f"unknown, so {PROVIDER_BUDGETS} cannot be applied; write `<provider>/{entry.litellm_params.model}`"
                 )
-        own = [name for entry, name in zip(config.model_list, names, strict=True) if entry.kind == kind]
+        own = _deployments_of(provider, config, names)
         if not own:
             raise ConfigError(f"{path}: no entry of `model_list` has this provider; remove this budget")
         _check_prices(own, prices, path)
         amount = budget.budget_limit if budget.budget_limit is not None else budget.max_budget
         assert amount is not None
         period = budget.time_period or budget.budget_duration
-        yield SharedBudget(f"provider {kind}", _limits(amount, period), frozenset(own))
+        yield SharedBudget(f"provider {provider}", _limits(amount, period), frozenset(own))
+
+
+def _deployments_of(provider: str, config: Config, names: Sequence[str]) -> list[str]:
+    """Return the deployments to which the budget of a provider applies.
+
+    If no entry has this provider, its name stands for the entries of the same kind that have no budget of their own.
+    """
+    entries = list(zip(config.model_list, names, strict=True))
+    own = [name for entry, name in entries if entry.provider == provider]
+    budgets, kind = config.router_settings.provider_budget_config, KIND_ALIASES.get(provider, provider)
+    return own or [name for entry, name in entries if entry.kind == kind and entry.provider not in budgets]
 
 
 def _limits(amount: float, period: str | None) -> KeyLimits:

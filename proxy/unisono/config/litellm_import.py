@@ -7,7 +7,7 @@ references. So no secret is read from the environment or written to the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -37,8 +37,11 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
     # The content of included files is part of the result.
     tree.pop("include", None)
     translated: list[str] = []
+    router = tree.get("router_settings")
+    # The budget of a provider applies to the entries with its name, so these entries keep it.
+    budgets = (router.get("provider_budget_config") if isinstance(router, dict) else None) or {}
     for index, entry in enumerate(tree.get("model_list") or []):
-        _as_ours(entry)
+        _as_ours(entry, budgets)
         if (kind := _set_kind(entry, kinds or {})) is not None:
             translated.append(f"model_list[{index}].litellm_params.model: the server is {kind}")
     if (url := _store_url(raw)) is not None:
@@ -121,15 +124,18 @@ def _store_url(raw: object) -> str | None:
     return None
 
 
-def _as_ours(entry: dict[str, Any]) -> None:
-    """Convert an entry to the form of a Unisono file, in place."""
+def _as_ours(entry: dict[str, Any], kept: Container[str]) -> None:
+    """Convert an entry to the form of a Unisono file, in place.
+
+    The names of providers in `kept` do not change.
+    """
     params = entry.get("litellm_params")
     if not isinstance(params, dict):
         return
     # The loader collects the keys for litellm under `provider`. In a file they are directly in `litellm_params`.
     params |= params.pop("provider", {})
     kind, slash, name = str(params.get("model", "")).partition("/")
-    if slash and kind in KIND_ALIASES:
+    if slash and kind in KIND_ALIASES and kind not in kept:
         params["model"] = f"{KIND_ALIASES[kind]}/{name}"
 
 

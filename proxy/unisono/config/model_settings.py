@@ -298,10 +298,15 @@ class ModelEntry(Section):
         return not self.harmony and named and is_of_litellm(self.litellm_params.model)
 
     @property
+    def provider(self) -> str:
+        """First part of `model`, as written; empty if `model` has no slash."""
+        provider, slash, _ = self.litellm_params.model.partition("/")
+        return provider if slash else ""
+
+    @property
     def kind(self) -> str:
         """Backend kind or provider in `model`, with aliases resolved; empty if `model` has no slash."""
-        kind, slash, _ = self.litellm_params.model.partition("/")
-        return KIND_ALIASES.get(kind, kind) if slash else ""
+        return KIND_ALIASES.get(self.provider, self.provider)
 
     @property
     def backend_model(self) -> str:

@@ -19,7 +19,16 @@ from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.observer import StepDone
-from unisono.core.quotas import SHARED_TENANT, Account, KeyLimits, QuotaKind, QuotaReservation, QuotaStatus, UsageRecord
+from unisono.core.quotas import (
+    SHARED_TENANT,
+    Account,
+    KeyLimits,
+    QuotaKind,
+    QuotaReservation,
+    QuotaStatus,
+    UsageRecord,
+    owner_of,
+)
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
 from unisono.middleware.choices import ChoiceUsage, crowded_answers, shared_usage
@@ -39,6 +48,12 @@ class SharedBudget:
     @property
     def account(self) -> Account:
         return Account(SHARED_TENANT, self.name)
+
+    @property
+    def owner(self) -> str:
+        """Owner of the budget in messages."""
+        kind, name = owner_of(self.account)
+        return f"the {kind} `{name}`" if name else f"this {kind}"
 
 
 class SharedBudgets:
@@ -80,12 +95,14 @@ RESERVED_AGAIN_S: Final = 1.0
 class Granted:
     """Reservations in budgets; `spent` are the deployments whose budget is spent.
 
-    `room` is the largest number of tokens that may be generated, None for no maximum.
+    `room` is the largest number of tokens that may be generated, None for no maximum. `narrowest` is the owner of the
+    budget that determines `room`.
     """
 
     reserved: tuple[tuple[SharedBudget, QuotaReservation], ...]
     spent: frozenset[str]
     room: int | None
+    narrowest: str
 
 
 class BudgetGate(Gate):
@@ -107,7 +124,8 @@ class BudgetGate(Gate):
         self._choices = choices
         self._reserved: Sequence[tuple[SharedBudget, QuotaReservation]] = ()
         self._quota: QuotaGate | None = None
-        self._is_capped = False
+        # Owner of the budget that limits the length of the answer; empty if none does.
+        self._capped_by = ""
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Reserve in each budget, and exclude the deployments whose budget is spent.
@@ -128,9 +146,10 @@ class BudgetGate(Gate):
             return request
         # The choices divide the reserved tokens evenly.
         room = granted.room if choices is None else granted.room // choices.size
-        self._is_capped = room < (MAX_TOKENS if limit is None else limit)
+        is_capped = room < (MAX_TOKENS if limit is None else limit)
+        self._capped_by = granted.narrowest if is_capped else ""
         # A pass-through request must contain the limit, because it may request several answers.
-        is_limited = self._is_capped or (request.passthrough is not None and limit is None)
+        is_limited = is_capped or (request.passthrough is not None and limit is None)
         return replace(request, answer=replace(request.answer, max_tokens=room)) if is_limited else request
 
     async def _reserve(self, *requests: GenerationRequest) -> Granted:
@@ -138,22 +157,22 @@ class BudgetGate(Gate):
         whole = await self._metering.claim(Caller("", limits=self._budgets[0].limits), *requests)
         reserved: list[tuple[SharedBudget, QuotaReservation]] = []
         spent: frozenset[str] = frozenset()
-        refusals: list[QuotaStatus] = []
-        rooms: list[int] = []
+        refusals: list[tuple[SharedBudget, QuotaStatus]] = []
+        rooms: list[tuple[int, str]] = []
         try:
             for budget in self._budgets:
                 claim = self._claim(whole, budget)
                 status = await self._metering.reserve(claim)
                 if status is not None and status.refused is not None:
                     spent |= budget.deployments
-                    refusals.append(status)
+                    refusals.append((budget, status))
                 elif status is not None:
                     reserved.append((budget, claim))
-                    rooms += [] if status.output is None else [status.output]
+                    rooms += [] if status.output is None else [(status.output, budget.owner)]
         except BaseException:
             self._metering.ledger.release(*(claim for _, claim in reserved))
             raise
-        room = min(rooms, default=None)
+        room, narrowest = min(rooms, default=(None, ""))
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
@@ -164,11 +183,11 @@ class BudgetGate(Gate):
             raise error
         if self._choices is not None:
             self._choices.claims = [claim for _, claim in reserved]
-        return Granted(tuple(reserved), spent, room)
+        return Granted(tuple(reserved), spent, room, narrowest)
 
     async def finish(self, finished: Finished) -> None:
-        if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
-            self.report.unmet = "The remaining budget of this gateway was too small for a longer answer."
+        if self._capped_by and finished.reason is FinishReason.LENGTH and not self.report.unmet:
+            self.report.unmet = f"The remaining budget of {self._capped_by} was too small for a longer answer."
         assert self._quota is not None
         ledger = self._metering.ledger
         await asyncio.gather(*(ledger.settle(part) for part in self._leave(self._quota.usage_record(finished.usage))))
@@ -245,13 +264,16 @@ class BudgetGate(Gate):
         )
 
 
-def _refused(refusals: Sequence[QuotaStatus]) -> LimitReached:
+def _refused(refusals: Sequence[tuple[SharedBudget, QuotaStatus]]) -> LimitReached:
     """Return the error for a request after the `refusals` of budgets left no deployment."""
-    if any(status.refused is QuotaKind.BUDGET_RESERVED for status in refusals):
+    reserved = [budget.owner for budget, status in refusals if status.refused is QuotaKind.BUDGET_RESERVED]
+    if reserved:
         return LimitReached(
-            "Running requests have reserved the rest of this gateway's budget; try again when they have ended.",
+            f"Running requests have reserved the rest of the budget of {' and '.join(reserved)}; try again when they "
+            "have ended.",
             retry_after_s=RESERVED_AGAIN_S,
         )
-    delays = [NEVER_S if status.retry_after_s is None else status.retry_after_s for status in refusals]
-    message = "The budget of this gateway is spent; ask the operator to raise it."
+    delays = [NEVER_S if status.retry_after_s is None else status.retry_after_s for _, status in refusals]
+    owners = " and ".join(budget.owner for budget, _ in refusals)
+    message = f"The budget of {owners} is spent; ask the operator to raise it."
     return QuotaExceeded(message, retry_after_s=min(delays))

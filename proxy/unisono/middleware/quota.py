@@ -31,6 +31,7 @@ from unisono.core.quotas import (
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    owner_of,
 )
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
@@ -237,7 +238,8 @@ class QuotaGate(Gate):
 
     async def finish(self, finished: Finished) -> None:
         if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
-            self.report.unmet = "The budget of this key had no room for a longer answer."
+            owners = [owner_of(claim.account)[0] for claim in self._reservations if claim.limits.has_budget]
+            self.report.unmet = f"The budget of this {' or '.join(owners)} had no room for a longer answer."
         self._is_owed = False
         if settlements := self._leave(self.usage_record(finished.usage)):
             await self._metering.ledger.settle(*settlements)
