@@ -34,7 +34,7 @@ from unisono.core.quotas import (
     owner_of,
 )
 from unisono.engine.journal import generated_in
-from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
+from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, RequestOrigin, Resumption
 from unisono.errors import ShuttingDown, UnisonoError
 from unisono.middleware.choices import ChoiceUsage, crowded_answers, shared_usage
 from unisono.middleware.pipeline import Gate
@@ -82,9 +82,13 @@ class Metering:
         `requests` are the generation requests of all choices. Raises InvalidRequest if the conversation or the tools
         are invalid.
         """
+        limits = (caller.limits, *(shared.limits for shared in caller.shared_limits))
+        return self._claims(caller, requests, await self._sent(requests, any(each.has_budget for each in limits)))
+
+    def _claims(
+        self, caller: Caller, requests: Sequence[GenerationRequest], sent: Sequence[int]
+    ) -> tuple[QuotaReservation, ...]:
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
-        whole = [caller.limits, *(shared.limits for shared in limited)]
-        sent = await self._sent(requests, any(limits.has_budget for limits in whole))
         own, once = Account(requests[0].origin.tenant, caller.key), urandom(12).hex()
         claims = [self._claim(requests, own, caller.limits, sent, once)] if caller.limits.limited else []
         claims += [self._claim(requests, shared.account, shared.limits, sent, once) for shared in limited]
@@ -152,16 +156,23 @@ class Metering:
             prompt = await self.service.count(request)
         return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.resumption.journal))
 
-    def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-        """Charge the tokens in the journal of a response that failed and that no stream continues."""
+    def charge_journal(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> None:
+        """Charge the tokens in the journal of a response that failed and that no stream continues.
+
+        The budgets of the caller's team and user are charged too.
+        """
         request = GenerationRequest(
             model,
             Conversation(Preamble()),
-            origin=RequestOrigin(tenant=tenant, caller=Caller(tenant, key)),
-            resumption=Resumption(seed=response_id),
+            origin=RequestOrigin(tenant=caller.tenant, caller=caller),
+            resumption=Resumption(seed=response_id, journal=journal),
         )
-        usage = Usage(completion_tokens=generated_in(journal))
-        self.ledger.record(self.settlement(request, usage, "", "", errors=1))
+        # The store charges a budget only if the usage has a reservation, but the reservation may have lapsed. So these
+        # are not reserved first.
+        lapsed = self._claims(caller, (request,), [0])
+        gate = QuotaGate(self, request, reservations=lapsed)
+        gate.report = GenerationReport()
+        gate.charge(Usage(completion_tokens=generated_in(journal)))
 
     def settlement(
         self,
@@ -203,11 +214,17 @@ class QuotaGate(Gate):
     The gates of several choices share one reservation for all of them, which the last choice to end settles.
     """
 
-    def __init__(self, metering: Metering, request: GenerationRequest, choices: ChoiceUsage | None = None) -> None:
+    def __init__(
+        self,
+        metering: Metering,
+        request: GenerationRequest,
+        choices: ChoiceUsage | None = None,
+        reservations: tuple[QuotaReservation, ...] = (),
+    ) -> None:
         self._metering = metering
         self._request = request
         self._choices = choices
-        self._reservations: tuple[QuotaReservation, ...] = ()
+        self._reservations = reservations
         # True from the admission of the request until its usage is recorded.
         self._is_owed = False
         # True if the budget limits the length of the answer.
@@ -252,6 +269,11 @@ class QuotaGate(Gate):
         record = self.unfinished_record(error) if self._is_owed else None
         self._is_owed = False
         for settlement in self._leave(record):
+            self._metering.ledger.record(settlement)
+
+    def charge(self, usage: Usage) -> None:
+        """Charge the usage of a failed response that has no stream."""
+        for settlement in self._settlements(self.usage_record(usage, errors=1)):
             self._metering.ledger.record(settlement)
 
     def release(self) -> None:

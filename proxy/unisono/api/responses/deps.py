@@ -46,10 +46,10 @@ async def unlimited(tenant: str, key: str) -> Caller:
 class ChargeJournal(Protocol):
     """Charge the logged tokens of a background response that fails during its takeover."""
 
-    def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
+    def __call__(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> None: ...
 
 
-def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
+def charge_nothing(caller: Caller, model: str, response_id: str, journal: Tokens) -> None:
     """Charge nothing. Default of `charge_journal`, used without quotas."""
 
 

@@ -154,10 +154,11 @@ class Takeover:
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
-            key = key_of(response)
+            # If the store does not answer, the response is unchanged, and another takeover charges its tokens.
+            caller = await self._deps.caller_of(background_run.tenant, key_of(response))
             await fail_response(self._deps, background_run, response, lease, failure_of(error))
             if tokens:
-                self._deps.charge_journal(background_run.tenant, key, response.model, background_run.response, tokens)
+                self._deps.charge_journal(caller, response.model, background_run.response, tokens)
             await store.unwatch(background_run)
             return None
         record = counted_response if counted else response
