@@ -12,7 +12,8 @@ from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.sse import EventSource, generation_source
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
-from unisono.engine.request import ChoiceGroup, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.choice_group import ChoiceGroup
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 
 class Chunks(Protocol):

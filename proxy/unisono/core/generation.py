@@ -260,11 +260,6 @@ class Usage:
     cached_tokens: int = 0
     tool_output_tokens: int = 0
 
-    @property
-    def charged_input(self) -> int:
-        """Input tokens that are charged: the first prompt, and the results of server tools."""
-        return self.prompt_tokens + self.tool_output_tokens
-
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.prompt_tokens + other.prompt_tokens,

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from unisono.core.budget_period import NO_PERIOD, Period
 from unisono.core.frozen import dataclass
+from unisono.core.generation import Usage
 
 # Length in seconds of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
@@ -280,6 +281,11 @@ class TokenUsage:
             self.reasoning + other.reasoning,
             self.cost + other.cost,
         )
+
+
+def charged_input(usage: Usage) -> int:
+    """Return the charged input tokens: the first prompt, and the results of server tools."""
+    return usage.prompt_tokens + usage.tool_output_tokens
 
 
 # Names of the fields of `TokenUsage`, in order.

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
+from unisono.core.quotas import charged_input
 from unisono.errors import InternalError, UnisonoError
 
 
@@ -110,7 +111,7 @@ class RequestRecord(NamedTuple):
             served_model=served_model,
             deployment=last.backend,
             attempts=tuple(attempts[:MAX_ENTRIES]),
-            input_tokens=usage.charged_input,
+            input_tokens=charged_input(usage),
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,

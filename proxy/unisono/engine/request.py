@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import field
 from enum import StrEnum
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
@@ -22,6 +22,7 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
+from unisono.engine.choice_group import ChoiceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +156,6 @@ class RequestKey:
     """Identity of a request. Modified copies of a request share the key of the original."""
 
     __slots__ = ("__weakref__",)
-
-
-class ChoiceGroup:
-    """Identity of the choices of one client request; `size` is their number.
-
-    The choices share one reservation. They must be generated concurrently, because none begins before all have been
-    admitted. `shared` contains objects that the choices share, by a name that the layer of the object chooses.
-    """
-
-    __slots__ = ("shared", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.shared: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

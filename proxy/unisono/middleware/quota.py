@@ -31,6 +31,7 @@ from unisono.core.quotas import (
     QuotaStatus,
     TokenUsage,
     UsageRecord,
+    charged_input,
     owner_of,
 )
 from unisono.engine.journal import generated_in
@@ -190,7 +191,7 @@ class Metering:
         requested model. `errors` is 1 for a failed request. `steps` contain the billed units other than tokens.
         """
         price = self.prices.settled(request.model, backend)
-        sent, generated = usage.charged_input, usage.completion_tokens
+        sent, generated = charged_input(usage), usage.completion_tokens
         used = TokenUsage(
             requests=1,
             errors=errors,

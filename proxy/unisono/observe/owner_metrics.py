@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from unisono.core.observer import GenerationDone
-from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_of
+from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, charged_input, owner_of
 from unisono.core.request_record import RequestRecord
 from unisono.observe.metric_definitions import Instruments
 
@@ -68,7 +68,7 @@ class OwnerMetrics:
             if dollars:
                 self._all.key_spend.series[labels].inc(dollars)
             usage = done.usage or done.usage_so_far
-            self._all.key_tokens.series[labels[0], "prompt"].inc(usage.charged_input)
+            self._all.key_tokens.series[labels[0], "prompt"].inc(charged_input(usage))
             self._all.key_tokens.series[labels[0], "generation"].inc(usage.completion_tokens)
 
     def answered(self, record: RequestRecord) -> None:

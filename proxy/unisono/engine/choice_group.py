@@ -1,0 +1,19 @@
+"""Identity of the choices of one client request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ChoiceGroup:
+    """Identity of the choices of one client request; `size` is their number.
+
+    The choices share one reservation. They must be generated concurrently, because none begins before all have been
+    admitted. `shared` contains objects that the choices share, by a name that the layer of the object chooses.
+    """
+
+    __slots__ = ("shared", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.shared: dict[str, Any] = {}
