@@ -163,6 +163,45 @@ async def test_settings_without_effect_here_refuse_their_key_alone(
     await becomes(admin, "sk-a", 200)
 
 
+# Settings that LiteLLM stores in the metadata of a key, or in its permissions, and their fields in errors.
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    **{
+        f"metadata.{field}": {"metadata": {field: value}}
+        for field, value in {
+            "guardrails": ["pii"],
+            "policies": ["strict"],
+            "model_rpm_limit": {"gpt-oss": 1},
+            "model_tpm_limit": {"gpt-oss": 1},
+            "model_itpm_limit": {"gpt-oss": 1},
+            "tag_rpm_limit": {"a": 1},
+            "rpm_limit_type": "guaranteed_throughput",
+            "enforced_params": ["user"],
+            "temp_budget_increase": 5,
+            "allowed_passthrough_routes": ["/x"],
+            "logging": [{"callback_name": "langfuse"}],
+        }.items()
+    },
+    "object_permission.vector_stores": {"object_permission": {"vector_stores": ["v"]}},
+    "object_permission.mcp_tool_permissions": {"object_permission": {"mcp_tool_permissions": {"docs": ["read"]}}},
+    "object_permission.blocked_tools": {"object_permission": {"mcp_servers": ["docs"], "blocked_tools": ["rm"]}},
+    "object_permission_id": {"object_permission_id": "id"},
+}
+
+
+async def test_nested_settings_without_effect_here_refuse_their_key(admin: AdminClient) -> None:
+    rows = [{"token": token(f"sk-{field}"), **row} for field, row in UNSUPPORTED.items()]
+    results = (await admin.made("/key/import", keys=rows))["keys"]
+    for field, result in zip(UNSUPPORTED, results, strict=True):
+        assert result["created"] is False, field
+        assert f"'{field}'" in result["error"]
+    ignoring = await admin.made("/key/import", keys=rows, ignore=[*UNSUPPORTED])
+    assert all(result["created"] for result in ignoring["keys"]), ignoring
+    # Other requests follow the same rule.
+    for path in ("/key/generate", "/team/new", "/user/new"):
+        refused = await admin.post(path, metadata={"guardrails": ["pii"]})
+        assert (refused.status, refused.body["error"]["param"]) == (400, "metadata.guardrails"), refused.raw
+
+
 def test_the_table_is_read_as_postgresql_writes_it() -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, ["token", "models", "metadata", "max_budget", "rpm_limit", "blocked", "user_id"])

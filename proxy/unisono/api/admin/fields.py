@@ -7,7 +7,7 @@ in every request. An unknown field is always refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -41,8 +41,8 @@ NEUTRAL_VALUES: Final[tuple[Any, ...]] = (None, [], {}, False, 0, "")
 REASONS: Final[Mapping[str, str]] = {
     "this gateway has teams and users only": "organization_id organizations project_id agent_id access_group_ids",
     "limits apply to all models together": (
-        "model_max_budget model_rpm_limit model_tpm_limit mcp_rpm_limit tag_rpm_limit tpd_limit "
-        "team_member_model_max_budget"
+        "model_max_budget model_rpm_limit model_tpm_limit model_itpm_limit model_otpm_limit mcp_rpm_limit "
+        "tag_rpm_limit tpd_limit team_member_model_max_budget"
     ),
     "the only budget is `max_budget` in each `budget_duration`": (
         "budget_limits budget_fallbacks end_user_budget_id temp_budget_increase temp_budget_expiry "
@@ -55,8 +55,9 @@ REASONS: Final[Mapping[str, str]] = {
     "models, their aliases and their routing are configured in the file": (
         "aliases model_aliases router_settings config allowed_model_region default_model"
     ),
-    "guardrails, hooks and secrets are configured in the file": (
-        "guardrails policies prompts disable_global_guardrails enforced_params secret_manager_settings new_master_key"
+    "guardrails, hooks, logs and secrets are configured in the file": (
+        "guardrails policies prompts disable_global_guardrails enforced_params logging secret_manager_settings "
+        "new_master_key"
     ),
     "permissions follow from the role of a user": (
         "permissions allowed_routes allowed_passthrough_routes denied_passthrough_routes team_member_permissions"
@@ -74,6 +75,18 @@ REASONS: Final[Mapping[str, str]] = {
     "members may use the models of their team": "allowed_models default_team_member_models",
 }
 NOT_APPLICABLE: Final[Mapping[str, str]] = {name: reason for reason, names in REASONS.items() for name in names.split()}
+# Settings that LiteLLM reads from `metadata`, and stores there if a request sends them as fields. `tags` applies.
+METADATA_SETTINGS: Final = frozenset(
+    (
+        *("model_rpm_limit", "model_tpm_limit", "model_itpm_limit", "model_otpm_limit", "mcp_rpm_limit"),
+        *("tag_rpm_limit", "rpm_limit_type", "tpm_limit_type", "default_estimated_output_tokens"),
+        *("default_estimated_output_tokens_per_model", "enforced_params", "temp_budget_increase", "temp_budget_expiry"),
+        *("allowed_vector_store_indexes", "enforced_batch_output_expires_after", "enforced_file_expires_after"),
+        *("throttle_on_budget_exceeded", "enable_prompt_caching", "end_user_budget_id", "disable_global_guardrails"),
+        *("guardrails", "policies", "team_member_key_duration", "prompts", "logging", "secret_manager_settings"),
+        *("allowed_passthrough_routes", "denied_passthrough_routes"),
+    )
+)
 
 
 class AdminBody(BaseModel):
@@ -86,15 +99,22 @@ class AdminBody(BaseModel):
     def _drop_inapplicable(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        others = {name for name in value if name in NOT_APPLICABLE and name not in cls.model_fields}
-        for name in others:
-            if value[name] not in NEUTRAL_VALUES:
-                raise UnsupportedValue(f"'{name}': {NOT_APPLICABLE[name]}; omit this field.", param=name)
-        return {name: each for name, each in value.items() if name not in others}
+        return _without(value, NOT_APPLICABLE.keys() - cls.model_fields.keys())
 
     def changes(self, *names: str) -> dict[str, Any]:
         """Return those of the fields `names` that the body contains; None removes a setting."""
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
+
+
+def _without(value: Mapping[str, Any], names: Collection[str], path: str = "") -> dict[str, Any]:
+    """Return the object `value`, at `path`, without the fields `names`, which do not apply.
+
+    Raises `UnsupportedValue` if one of them requests something.
+    """
+    for name, each in value.items():
+        if name in names and each not in NEUTRAL_VALUES:
+            raise UnsupportedValue(f"'{path}{name}': {NOT_APPLICABLE[name]}; omit this field.", param=f"{path}{name}")
+    return {name: each for name, each in value.items() if name not in names}
 
 
 def _to_duration(value: str) -> str:
@@ -136,6 +156,10 @@ def period_of(text: str | None) -> Period:
         raise invalid_field(str(error)) from None
 
 
+def _applicable_metadata(value: dict[str, Any]) -> dict[str, Any]:
+    return _without(value, METADATA_SETTINGS, "metadata.")
+
+
 def _bounded_metadata(value: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(orjson.dumps(value))
@@ -166,7 +190,7 @@ Usd = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_micro_exact)]
 DurationText = Annotated[str, AfterValidator(_to_duration)]
 ExpiryText = Annotated[str, AfterValidator(_to_expiry)]
 PeriodText = Annotated[str, AfterValidator(_to_period_text)]
-Metadata = Annotated[dict[str, Any], AfterValidator(_bounded_metadata)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_applicable_metadata), AfterValidator(_bounded_metadata)]
 
 
 def to_models(names: list[str] | None) -> frozenset[str] | None:

@@ -38,18 +38,19 @@ FACTS: Final = frozenset(
     (
         *("token", "token_id", "key_name", "spend", "expires", "created_at", "created_by", "updated_at", "updated_by"),
         *("last_active", "budget_reset_at", "model_spend", "soft_budget_cooldown", "rotation_count", "key_rotation_at"),
-        *("last_rotation_at", "status", "litellm_budget_table", "user", "user_email", "key"),
+        *("last_rotation_at", "status", "litellm_budget_table", "user", "user_email", "key", "total_spend"),
+        *("settings_updated_at", "object_permission_id"),
     )
 )
 # Columns of the key table with JSON, with floats and with integers. Booleans are recognised by their spelling.
 JSON_COLUMNS: Final = frozenset(
     (
         *("metadata", "aliases", "config", "permissions", "model_max_budget", "model_spend", "router_settings"),
-        "budget_limits",
+        *("budget_limits", "budget_fallbacks"),
     )
 )
-FLOATS: Final = frozenset(("max_budget", "spend", "soft_budget"))
-INTEGERS: Final = frozenset(("tpm_limit", "rpm_limit", "max_parallel_requests", "rotation_count"))
+FLOATS: Final = frozenset(("max_budget", "spend", "total_spend", "soft_budget"))
+INTEGERS: Final = frozenset(("tpm_limit", "rpm_limit", "tpd_limit", "max_parallel_requests", "rotation_count"))
 BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
@@ -165,11 +166,7 @@ async def _import_key(
                 "'token': this key was deleted and cannot be imported again; remove it from the import", param="token"
             )
         return ImportedKey(name, key_id, is_new=False)
-    sent = {field: value for field, value in row.items() if field not in FACTS and field not in ignored}
-    known = GenerateKey.model_fields
-    body = GenerateKey.model_validate(
-        {field: value for field, value in sent.items() if field in known or value not in NEUTRAL_VALUES}
-    )
+    body = _settings(_without(row, ignored))
     await _ensure_owners(admin, actor, body, creates_owners=creates_owners)
     if body.key_alias:
         await claim_alias(admin, body.key_alias, token, key_id, is_fixed=True)
@@ -187,6 +184,41 @@ async def _import_key(
     record = replace(body.applied(record, now), expires_at=_time(row, "expires"))
     await store_new_key(admin, actor, record, "imported")
     return ImportedKey(name, key_id)
+
+
+def _settings(row: Mapping[str, Any]) -> GenerateKey:
+    """Return the settings in a row.
+
+    Fields that this gateway does not have may have neutral values only. Raises ValidationError or `InvalidRequest` for
+    other settings.
+    """
+    # The permissions have a table of their own. `/key/list` includes them, but a dump of the table of keys does not.
+    if row.get("object_permission_id") and not row.get("object_permission"):
+        raise InvalidRequest(
+            "'object_permission_id': the permissions of this key are not in the export; export the keys with "
+            "`/key/list?return_full_object=true`",
+            param="object_permission_id",
+        )
+    known = GenerateKey.model_fields
+    return GenerateKey.model_validate(
+        {
+            field: value
+            for field, value in row.items()
+            if field not in FACTS and (field in known or value not in NEUTRAL_VALUES)
+        }
+    )
+
+
+def _without(row: Mapping[str, Any], ignored: Collection[str], path: str = "") -> dict[str, Any]:
+    """Return a row without the ignored settings.
+
+    A name such as `metadata.guardrails` means a setting in the object `metadata`.
+    """
+    return {
+        field: _without(value, ignored, f"{field}.") if isinstance(value, dict) and not path else value
+        for field, value in row.items()
+        if f"{path}{field}" not in ignored
+    }
 
 
 async def _ensure_owners(admin: Administration, actor: Actor, body: GenerateKey, *, creates_owners: bool) -> None:
