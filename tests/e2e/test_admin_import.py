@@ -202,6 +202,29 @@ async def test_nested_settings_without_effect_here_refuse_their_key(admin: Admin
         assert (refused.status, refused.body["error"]["param"]) == (400, "metadata.guardrails"), refused.raw
 
 
+async def test_neutral_permissions_and_metadata_are_accepted(admin: AdminClient) -> None:
+    empty = ["mcp_access_groups", "vector_stores", "agents", "agent_access_groups", "models"]
+    empty += ["blocked_tools", "search_tools"]
+    missing = ["mcp_tool_permissions", "mcp_toolsets", "mcp_tool_search_enabled", "skills"]
+    permission = {"object_permission_id": "id", "mcp_servers": ["docs"], **dict.fromkeys(missing)}
+    permission |= {field: [] for field in empty}
+    row = {
+        "token": token(SECRET),
+        "object_permission_id": "id",
+        "object_permission": permission,
+        "metadata": {"tags": ["nightly"], "guardrails": [], "logging": None, "project": "x"},
+        "total_spend": 2.5,
+        "settings_updated_at": "2026-01-02T03:04:05Z",
+    }
+    (result,) = (await admin.made("/key/import", keys=[row]))["keys"]
+    assert result["error"] is None
+    info = (await admin.get(f"/key/info?key={row['token']}")).body["info"]
+    assert info["object_permission"]["mcp_servers"] == ["docs"]
+    assert (info["tags"], info["metadata"]) == (["nightly"], {"tags": ["nightly"], "project": "x"})
+    # A client may send the permissions of an answer back.
+    await admin.made("/key/update", key=row["token"], object_permission=info["object_permission"])
+
+
 def test_the_table_is_read_as_postgresql_writes_it() -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, ["token", "models", "metadata", "max_budget", "rpm_limit", "blocked", "user_id"])

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from unisono.access.keys import VISIBLE_SUFFIX_LENGTH
 from unisono.api.admin.fields import (
     MAX_PAGE_SIZE,
+    NEUTRAL_VALUES,
     NEVER,
     AdminBody,
     DurationText,
@@ -32,15 +33,34 @@ from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 
 
-class ObjectPermission(AdminBody):
-    """Permitted tool servers, by label. None permits all."""
+def _neutral(value: Any) -> Any:
+    if value not in NEUTRAL_VALUES:
+        raise invalid_field("is not supported: this gateway has permissions for `mcp_servers` only; omit this field")
+    return value
 
+
+Neutral = Annotated[Any, AfterValidator(_neutral)]
+
+
+class ObjectPermission(AdminBody):
+    """Permitted tool servers, by label. None permits all.
+
+    `object_permission_id` has no effect. Answers contain it, so clients may send it back.
+    """
+
+    object_permission_id: str | None = None
     mcp_servers: Names | None = None
-    mcp_access_groups: Literal[None] = None
-    mcp_tool_permissions: Literal[None] = None
-    vector_stores: Literal[None] = None
-    agents: Literal[None] = None
-    agent_access_groups: Literal[None] = None
+    mcp_access_groups: Neutral = None
+    mcp_tool_permissions: Neutral = None
+    mcp_toolsets: Neutral = None
+    mcp_tool_search_enabled: Neutral = None
+    blocked_tools: Neutral = None
+    vector_stores: Neutral = None
+    agents: Neutral = None
+    agent_access_groups: Neutral = None
+    models: Neutral = None
+    search_tools: Neutral = None
+    skills: Neutral = None
 
 
 def _with_valid_tags(metadata: dict[str, Any]) -> dict[str, Any]:
