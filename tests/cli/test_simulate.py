@@ -127,7 +127,7 @@ INVALID_PLANS: dict[str, tuple[dict[str, Any] | str, str]] = {
         {**SMALL, "backends": [{**SMALL["backends"][0], "weight": 0}]},
         "backends[0].weight: must be from 1",
     ),
-    "invalid YAML": ("backends: [", "plan.yaml: the plan cannot be read"),
+    "invalid YAML": ("backends: [", "invalid YAML"),
     "a list": ("- 1", "plan.yaml: the plan must be a mapping"),
     "traffic a number": ({**SMALL, "traffic": 7}, "traffic: must be a mapping of names to values"),
 }
@@ -144,7 +144,7 @@ def test_an_invalid_plan_is_an_error_that_names_the_field(
 
 
 def test_a_missing_plan_is_an_error(tmp_path: Path) -> None:
-    assert "cannot be read" in failed_simulation("--plan", str(tmp_path / "none.yaml"))
+    assert "cannot read the file" in failed_simulation("--plan", str(tmp_path / "none.yaml"))
 
 
 INVALID_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import click
 from unisono.cli.agent_configs import LAUNCHES, PROGRAMS, GatewayTarget
 from unisono.cli.terminal import on_one_line
 from unisono.core.generation import DEFAULT_CONTEXT
+from unisono.core.json_syntax import parsed_json
 
 TIMEOUT_S = 5.0
 MAX_LIST_BYTES = 4 * 1024 * 1024
@@ -88,11 +88,13 @@ def _list_models(origin: str, key_env: str) -> list[Any]:
         raise click.ClickException(
             f"{key_env} contains characters that are not allowed in a header; set it to a valid key"
         )
-    request = Request(f"{origin}/v1/models", headers={"authorization": f"Bearer {key}"})  # noqa: S310 - http, as checked
     try:
+        # The scheme of the address was checked.
+        request = Request(f"{origin}/v1/models", headers={"authorization": f"Bearer {key}"})  # noqa: S310
         with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
-            listed = json.loads(response.read(MAX_LIST_BYTES))["data"]
+            listed = parsed_json(response.read(MAX_LIST_BYTES))["data"]
     except HTTPError as error:
+        error.close()
         if error.code in KEY_REJECTED:
             raise click.ClickException(
                 f"the gateway at {_shown(origin)} rejects the key; set {key_env} to a valid key (`unisono keys create`)"

@@ -12,10 +12,12 @@ import click
 
 from unisono.bootstrap.deployments import build_pool
 from unisono.cli.resolve_config import configured
+from unisono.cli.terminal import on_one_line
 from unisono.config import Config, ModelRegistry, parse
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.core.ports import Backend
+from unisono.errors import ConfigError
 from unisono.routing.pool import RoutingPool
 
 
@@ -32,8 +34,8 @@ class LiveBackend:
 async def open_backends(names: Sequence[str], config_path: Path | None) -> AsyncIterator[list[LiveBackend]]:
     """Yield the named backends, and close them when the context ends.
 
-    Raises ConfigError for an invalid configuration. Raises ClickException for an unknown deployment, or if a name is a
-    deployment and there is no configuration.
+    Raises ClickException for an unknown deployment, an invalid address or configuration, or if a name is a deployment
+    and there is no configuration.
     """
     pools: dict[str, RoutingPool] = {}
     try:
@@ -42,7 +44,7 @@ async def open_backends(names: Sequence[str], config_path: Path | None) -> Async
                 raise click.ClickException("a deployment needs --config; without --config, use KIND/MODEL@ADDRESS")
             pools[""] = _pool(configured(config_path).config)
         for name in filter(_is_address, names):
-            pools[name] = _pool(parse({"model_list": [_entry(name)]}, os.environ).config)
+            pools[name] = _pool_at(name)
         yield [_live(name, pools.get(name) or pools[""]) for name in names]
     finally:
         for pool in pools.values():
@@ -57,6 +59,19 @@ def _entry(name: str) -> dict[str, Any]:
     model, _, address = name.partition("@")
     params = {"model": model, **({"api_base": address} if address else {})}
     return {"model_name": "gpt-oss", "litellm_params": params, "model_info": {"harmony": True}}
+
+
+def _pool_at(name: str) -> RoutingPool:
+    """Return the backend `KIND/MODEL@ADDRESS`.
+
+    Raises ClickException if one of the parts is invalid.
+    """
+    try:
+        return _pool(parse({"model_list": [_entry(name)]}, os.environ).config)
+    except ConfigError as error:
+        # The path of the key is one of the entry above, which the user did not write.
+        reasons = "; ".join(message.partition(": ")[2] or message for message in error.messages)
+        raise click.ClickException(f"{on_one_line(name)}: not valid as KIND/MODEL@ADDRESS: {reasons}") from error
 
 
 def _pool(config: Config) -> RoutingPool:

@@ -19,6 +19,7 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.cli.backends import LiveBackend, open_backends
 from unisono.cli.trace import newest_documents
 from unisono.core.access import LOCAL_TENANT, Caller
+from unisono.core.json_syntax import parsed_json
 from unisono.core.scoring import ScoringBackend
 from unisono.errors import UnisonoError
 from unisono.fidelity.comparison import AnswerSample, ScoredSample, Thresholds, compare
@@ -161,7 +162,7 @@ def chat_prompts(path: Path | None) -> list[tuple[str, Sequence[int]]]:
 
 def _chat_prompt(renderer: Renderer, line: str, where: str) -> tuple[str, Sequence[int]]:
     try:
-        body = json.loads(line)
+        body = parsed_json(line)
         if not isinstance(body, dict):
             raise click.ClickException(f"{where}: must be an object")
         name = str(body.pop("name", where.rpartition(", ")[2]))
@@ -171,10 +172,10 @@ def _chat_prompt(renderer: Renderer, line: str, where: str) -> tuple[str, Sequen
         )
         conversation = generation.request.conversation
         return name, renderer.prompt(conversation, plan_tools(conversation.all_tools))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise click.ClickException(f"{where}: not valid JSON: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise click.ClickException(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:
+        raise click.ClickException(f"{where}: not valid JSON: {error}") from error
     except UnisonoError as error:
         raise click.ClickException(f"{where}: {error.message}") from error

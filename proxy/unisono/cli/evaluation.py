@@ -13,12 +13,14 @@ from http.client import HTTPException
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import click
 
 from unisono.cli.terminal import on_one_line, table_lines
 from unisono.core.frozen import dataclass
+from unisono.core.json_syntax import parsed_json
 from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
 from unisono.evaluation.lm_eval import PREFIX, run_task
 from unisono.evaluation.runner import EvaluationRefused, FinishedCases, OtherRun, Settings, run_cases
@@ -170,8 +172,10 @@ def _version(settings: Settings) -> str:
         # The scheme of the address was checked.
         request = Request(f"{settings.url}/version", headers=headers)  # noqa: S310
         with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
-            return str(json.load(answer)["version"])
+            return str(parsed_json(answer.read())["version"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, HTTPError):
+            error.close()
         raise click.ClickException(f"{settings.url}: {error}") from error
 
 

@@ -45,7 +45,7 @@ def fork(document: Document, options: ForkOptions, config_path: Path | None, *, 
         tokens = asyncio.run(_generate(start, options, options.backend or str(document["backend"]), config_path))
     except UnisonoError as error:
         raise click.ClickException(str(error)) from error
-    except KeyError as error:
+    except LookupError as error:
         raise click.ClickException("this recording is damaged") from error
     same = common_length(start.recorded, tokens)
     is_equal = first_difference(start.recorded, tokens) is None

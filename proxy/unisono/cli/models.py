@@ -99,7 +99,8 @@ def _read(file: Path) -> dict[str, Any]:
         tree = read(file).tree
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
-    if not isinstance(tree, dict) or not isinstance(tree.get("litellm_params", {}), dict):
+    sections = (tree.get("litellm_params", {}), tree.get("model_info") or {}) if isinstance(tree, dict) else ()
+    if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in sections):
         raise click.ClickException(f"{file}: must be one entry of `model_list`, with `model_name` and `litellm_params`")
     return tree
 

@@ -6,9 +6,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -19,6 +21,7 @@ from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.terminal import on_one_line
+from unisono.core.json_syntax import parsed_json
 
 # Timeout of one request, in seconds.
 TIMEOUT_S: Final = 30.0
@@ -32,6 +35,11 @@ LIMIT_FIELDS: Final = {
     "max_parallel": "max_parallel_requests",
     "token_budget": "token_budget",
 }
+
+
+Arguments = ParamSpec("Arguments")
+Client = TypeVar("Client", bound="AdminClient")
+Result = TypeVar("Result")
 
 
 class AdminClient:
@@ -56,24 +64,49 @@ class AdminClient:
         """
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        # The scheme of the address was checked.
-        request = Request(quote(self._url + path, safe=":/?&=%[]"), data=data, headers=headers)  # noqa: S310
         try:
+            # The scheme of the address was checked.
+            request = Request(quote(self._url + path, safe=":/?&=%[]"), data=data, headers=headers)  # noqa: S310
             with urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
-                return json.load(answer)
+                return parsed_json(answer.read())
         except HTTPError as error:
             raise click.ClickException(_message(error)) from error
         except (URLError, OSError, HTTPException, ValueError) as error:
             raise click.ClickException(f"{self._url}: {error}") from error
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise `ClickException` if the enclosed code cannot read or print an answer."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise click.ClickException(
+                f"{self._url}: the answer is not that of a Unisono gateway of this version; check the address"
+            ) from error
+
+
+def reads_answers(
+    method: Callable[Concatenate[Client, Arguments], Result],
+) -> Callable[Concatenate[Client, Arguments], Result]:
+    """Run a method of an `AdminClient` in its context `reading`."""
+
+    @wraps(method)
+    def read(self: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with self.reading():
+            return method(self, *args, **kwargs)
+
+    return read
+
 
 class RemoteKeys(AdminClient):
     """Commands on keys of a running gateway."""
 
+    @reads_answers
     def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
         team = {"team_id": tenant} if tenant else {}
         self._print_new_key(self.send("/key/generate", {**to_body(options), **team}), as_json=as_json)
 
+    @reads_answers
     def show(self, *, as_json: bool) -> None:
         keys = [*self._pages()]
         if as_json:
@@ -84,6 +117,7 @@ class RemoteKeys(AdminClient):
             return
         print_table([_row(key) for key in keys])
 
+    @reads_answers
     def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
         key = self.send("/key/update", {"key": key_id, **to_body(options)})
         click.echo(json.dumps(key, ensure_ascii=False, indent=2) if as_json else f"Changed {key['token']}.")
@@ -92,10 +126,12 @@ class RemoteKeys(AdminClient):
         self.send("/key/delete", {"keys": [key_id]})
         click.echo(f"{key_id} was revoked.")
 
+    @reads_answers
     def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
         grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
         self._print_new_key(self.send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
 
+    @reads_answers
     def import_litellm(self, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
         options = {"ignore": [*ignored], "create_owners": creates_owners}
         rows, found = litellm_rows(export), []
@@ -125,7 +161,8 @@ class RemoteKeys(AdminClient):
 
 def _message(error: HTTPError) -> str:
     try:
-        return on_one_line(str(json.load(error)["error"]["message"]))
+        with error:
+            return on_one_line(str(parsed_json(error.read())["error"]["message"]))
     except (ValueError, KeyError, TypeError):
         return f"the gateway answered with status {error.code}"
 

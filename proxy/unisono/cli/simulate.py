@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-import yaml
 
 from unisono.config import Config
+from unisono.config.config_file import parsed_yaml
 from unisono.errors import ConfigError
 from unisono.simulation import SimulationPlan, StrategyResult, parse, simulate, to_json, to_table
 from unisono.simulation.strategies import serving
@@ -80,10 +80,7 @@ def build_plan(
 
 
 def _read(path: Path) -> dict[str, object]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: the plan cannot be read: {error}") from error
+    data = parsed_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: the plan must be a mapping")
     return data

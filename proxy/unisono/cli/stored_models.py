@@ -15,7 +15,7 @@ from unisono.bootstrap.model_admin import build_model_administration
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.stored_models import NO_MODELS
 from unisono.cli.keyring import OPERATOR, OpenedKeyring, run_on_store
-from unisono.cli.remote_keys import AdminClient
+from unisono.cli.remote_keys import AdminClient, reads_answers
 from unisono.cli.resolve_config import configured
 from unisono.core.directory import DirectoryEntry
 from unisono.errors import InvalidRequest, NotFound
@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 class RemoteModels(AdminClient):
     """Changes over the admin API of a running gateway."""
 
+    @reads_answers
     def add(self, settings: Mapping[str, Any]) -> str:
         row = self.send("/model/new", settings)
         info = row["model_info"]
@@ -36,6 +37,7 @@ class RemoteModels(AdminClient):
         self.send("/model/delete", {"id": id})
         return f"Removed {id}."
 
+    @reads_answers
     def set_drained(self, id: str, *, is_drained: bool) -> str:
         answer = self.send(f"/model/{quote(id)}/{'drain' if is_drained else 'resume'}", {})
         info = answer["model_info"]

@@ -21,7 +21,7 @@ from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.core.json_syntax import is_well_formed
+from unisono.core.json_syntax import is_well_formed, parsed_json
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.engine.replay import Replay, replay_answer, to_request
@@ -35,6 +35,8 @@ from unisono.store import open_store
 PATIENCE_S: Final = 5.0
 # Exit codes of a replay with a different result, and of a replay that is not possible.
 DIFFERENT, UNREPLAYABLE = 1, 2
+# Exceptions of code that reads a damaged recording, whose fields may be missing or have any type.
+DAMAGED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 Result = TypeVar("Result")
 
@@ -58,10 +60,9 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
         click.echo(json.dumps(document))
     else:
         try:
-            lines = list(painted(document, load_encoding()))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnisonoError) as error:
+            click.echo("\n".join(painted(document, load_encoding())), color=has_colour())
+        except (*DAMAGED, UnisonoError) as error:
             raise click.ClickException("this recording is damaged") from error
-        click.echo("\n".join(lines), color=has_colour())
 
 
 # -- sources of recordings
@@ -86,10 +87,10 @@ def _is_file(name: str) -> bool:
 
 def _from_file(path: Path) -> Document:
     try:
-        return checked(json.loads(path.read_text("utf-8")))
+        return checked(parsed_json(path.read_text("utf-8")))
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise click.ClickException(f"{path}: not a readable recording: {error}") from error
 
 
@@ -212,11 +213,11 @@ def read_document(document: Document) -> Replay:
 
     Raises Unreplayable if the recording is damaged, or lacks the request, tokens or recorded events.
     """
-    # A replay needs the request, all tokens, and the recorded events to compare with.
-    missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
-    if missing or document.get("asked") is None:
-        raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
     try:
+        # A replay needs the request, all tokens, and the recorded events to compare with.
+        missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
+        if missing or document.get("asked") is None:
+            raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
         request = to_request(document["model"], document["asked"])
         output = [int(number) for number in document["output"]]
         finish = None
@@ -229,7 +230,7 @@ def read_document(document: Document) -> Replay:
         return replay_answer(encoding, Renderer(encoding), request, output, finish, violation)
     except UnisonoError as error:
         raise Unreplayable(f"this recording cannot be replayed: {error.message}") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except DAMAGED as error:
         raise Unreplayable("this recording is damaged") from error
 
 
@@ -246,13 +247,16 @@ def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
 
 def _replay(document: Document, *, as_json: bool) -> None:
     again = read_document(document)
-    now, recorded = output_records(again.events), document["said"]
-    same = is_as_recorded(document, again)
-    if as_json:
-        click.echo(json.dumps({"same": same, "now": now, "recorded": recorded}))
-    else:
+    try:
+        now, recorded = output_records(again.events), document["said"]
+        same = is_as_recorded(document, again)
         events = [event for event in again.events if isinstance(event, Closed | Repaired)]
-        click.echo("\n".join(_compared(events, now, recorded)), color=has_colour())
+        lines = _compared(events, now, recorded)
+        text = json.dumps({"same": same, "now": now, "recorded": recorded}) if as_json else "\n".join(lines)
+        click.echo(text, color=has_colour())
+    except DAMAGED as error:
+        raise Unreplayable("this recording is damaged") from error
+    if not as_json:
         click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
     if not same:
         raise SystemExit(DIFFERENT)

@@ -67,6 +67,11 @@ def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: s
             f"with --url, it must be one of {', '.join(REMOTE_BY)}; {by!r} works only with --config", param_hint="--by"
         )
     client = AdminClient(url, key_env)
+    with client.reading():
+        click.echo(FORMS[form](by, sorted(_remote_sums(client, by, since, until).items())), nl=False)
+
+
+def _remote_sums(client: AdminClient, by: str, since: str, until: str) -> dict[str, TokenUsage]:
     sums: dict[str, TokenUsage] = {}
     page, has_more = 1, True
     while has_more:
@@ -77,7 +82,7 @@ def show_remote(url: str, key_env: str, by: str, since: str, until: str, form: s
             for name, part in parts.items():
                 sums[name] = sums.get(name, TokenUsage()) + from_metrics(part["metrics"])
         page, has_more = page + 1, report["metadata"]["has_more"]
-    click.echo(FORMS[form](by, sorted(sums.items())), nl=False)
+    return sums
 
 
 async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...]:

@@ -67,7 +67,7 @@ def read(path: Path) -> ConfigFile:
     Lists of an included file are appended, and its sections are merged. Raises ConfigError if a file cannot be read or
     parsed, or if two files set a key to different values.
     """
-    tree = _parsed(path)
+    tree = parsed_yaml(path)
     read_file = ConfigFile(tree)
     if not isinstance(tree, dict) or tree.get(INCLUDE) is None:
         return read_file
@@ -76,7 +76,7 @@ def read(path: Path) -> ConfigFile:
         raise ConfigError(f"{INCLUDE}: must be a list of file names")
     for name in names:
         file = path.parent / name
-        part = _parsed(file)
+        part = parsed_yaml(file)
         if not isinstance(part, dict):
             raise ConfigError(f"{file}: an included file must be a mapping of sections")
         if INCLUDE in part:
@@ -90,7 +90,11 @@ def read(path: Path) -> ConfigFile:
     return read_file
 
 
-def _parsed(path: Path) -> object:
+def parsed_yaml(path: Path) -> object:
+    """Parse a YAML file; an empty file is an empty mapping.
+
+    Raises ConfigError if the file is unreadable or invalid.
+    """
     try:
         # Some editors on Windows write a byte order mark at the beginning of a file.
         text = path.read_text(encoding="utf-8-sig")
@@ -106,6 +110,11 @@ def _parsed(path: Path) -> object:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: invalid YAML: {error.problem or 'syntax error'}") from None
+    # The conversion of a value failed, for example of the date 2026-02-30 or of a number with thousands of digits.
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise ConfigError(
+            f"{path}: invalid YAML: a value is not valid for its type, such as a date; put texts in quotes"
+        ) from None
     # The parser is recursive, so deeply nested input exceeds Python's recursion limit.
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{path}: the file is not valid YAML, or it is nested too deeply") from None

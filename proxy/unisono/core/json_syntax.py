@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from unisono.core.conversation import Json
 from unisono.errors import well_formed
 
 # Lone surrogates in Python text are replaced, because UTF-8 cannot encode them. They occur in command-line arguments
 # and environment variables that are not UTF-8, in JSON escapes, and in strings that other code cut inside a character.
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Parse JSON from a file or a server.
+
+    Raises ValueError if it is invalid or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def is_well_formed(text: str) -> bool:

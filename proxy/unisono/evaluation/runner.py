@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 
 import aiohttp
 
+from unisono.core.json_syntax import parsed_json
 from unisono.core.route_protocol import DEPLOYMENT_HEADER
 from unisono.evaluation.cases import Case
 from unisono.evaluation.checks import fault_of
@@ -58,27 +59,38 @@ class FinishedCases:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open the file, or create it. Raises OtherRun if it was written with different settings."""
+        """Open the file, or create it.
+
+        Raises OtherRun if it was written with different settings, and ValueError if it is damaged.
+        """
         self._results: dict[tuple[str, EvaluationTarget, str], CaseResult] = {}
         # `splitlines` would also split at other line separators, which texts in JSON may contain.
         lines = path.read_text("utf-8").split("\n") if path.is_file() else []
-        if lines and (before := json.loads(lines[0])) != settings:
+        if lines and (before := parsed_json(lines[0])) != settings:
+            if not isinstance(before, dict):
+                raise ValueError("the first line has no settings")
             raise OtherRun(", ".join(name for name in settings if before.get(name) != settings[name]))
-        for line in filter(None, lines[1:]):
+        for number, line in enumerate(lines[1:], 2):
             # A killed process may have written half of its last line.
             try:
-                cases = json.loads(line)
+                cases = parsed_json(line)
             except ValueError:
                 continue
-            for suite, target, result in cases:
-                # A case without an answer is sent again.
-                if not result["has_failed"]:
-                    self._results[suite, EvaluationTarget(**target), result["id"]] = CaseResult(**result)
+            try:
+                self._read(cases)
+            except (TypeError, ValueError, KeyError) as error:
+                raise ValueError(f"line {number} is damaged") from error
         self._file: TextIO = path.open("a", encoding="utf-8")
         if lines:
             self._file.write("\n")
         else:
             self._write(settings)
+
+    def _read(self, cases: Any) -> None:
+        for suite, target, result in cases:
+            # A case without an answer is sent again.
+            if not result["has_failed"]:
+                self._results[suite, EvaluationTarget(**target), result["id"]] = CaseResult(**result)
 
     @property
     def count(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Final
 
+from unisono.core.json_syntax import is_well_formed, parsed_json
 from unisono.fidelity.statistics import Difference, Estimate, Group, paired_difference, proportion
 
 OBJECT: Final = "unisono.scorecard"
@@ -107,20 +107,29 @@ def to_json(card: Scorecard) -> dict[str, Any]:
 def of_json(text: str) -> Scorecard:
     """Read a scorecard. Raises ValueError for a text that is not a scorecard of this version."""
     try:
-        raw = json.loads(text)
+        raw = parsed_json(text)
+    except ValueError as error:
+        raise ValueError("not a scorecard, or damaged") from error
+    try:
         if (raw["object"], raw["version"]) != (OBJECT, VERSION):
             raise ValueError(f"not a scorecard of version {VERSION}")
         runs = [
             Run(
-                run["suite"],
-                EvaluationTarget(run["model"], run["deployment"], run["effort"]),
-                [CaseResult(**result) for result in run["results"]],
+                _text(run["suite"]),
+                EvaluationTarget(_text(run["model"]), _text(run["deployment"]), _text(run["effort"])),
+                [CaseResult(**{**result, "id": _text(result["id"])}) for result in run["results"]],
             )
             for run in raw["runs"]
         ]
         return Scorecard(raw["created"], raw["gateway"], raw["settings"], runs)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("not a scorecard, or damaged") from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not is_well_formed(value):
+        raise TypeError("not a text")
+    return value
 
 
 ROW_NAMES: Final = ("suite", "model", "deployment", "effort", "correct", "share", "95 %", "no answer", "tokens", "time")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from unisono.api.admin.roles import Actor, UserRole
 from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.frozen import dataclass
+from unisono.core.json_syntax import parsed_json
 from unisono.core.quotas import KeyLimits
 from unisono.errors import InvalidRequest, StoreConflict, UnisonoError
 
@@ -74,8 +74,8 @@ def read_export(text: str) -> Sequence[Mapping[str, Any]]:
     """
     if text.lstrip().startswith(("{", "[")):
         try:
-            value = json.loads(text)
-        except json.JSONDecodeError as error:
+            value = parsed_json(text)
+        except ValueError as error:
             raise ValueError(f"is not valid JSON: {error}") from None
         rows = value.get("keys") if isinstance(value, dict) else value
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -96,7 +96,7 @@ def _cell(name: str, value: str | None) -> Any:
         return None
     try:
         if name in JSON_COLUMNS:
-            return json.loads(value)
+            return parsed_json(value)
         if name in FLOATS:
             return float(value)
         if name in INTEGERS:

@@ -209,7 +209,11 @@ def row_view(entry: DirectoryEntry, report: ManagedDeployment) -> dict[str, Any]
 
 async def _check(models: ModelAdministration, id: str, settings: Mapping[str, Any]) -> None:
     """Raise `InvalidRequest` for invalid settings, with the configuration loader's message."""
-    if len(orjson.dumps(dict(settings), default=str)) > MAX_SETTINGS_BYTES:
+    try:
+        size = len(orjson.dumps(dict(settings), default=str))
+    except TypeError as error:
+        raise InvalidRequest(f"'litellm_params': the settings cannot be stored as JSON: {error}.") from error
+    if size > MAX_SETTINGS_BYTES:
         raise InvalidRequest(f"'litellm_params': the settings must have at most {MAX_SETTINGS_BYTES:,} bytes.")
     try:
         await models.check(id, settings)
