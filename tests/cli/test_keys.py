@@ -141,6 +141,9 @@ INVALID_OPTIONS = {
     "budget of a million digits": ("--money-budget", "1e999990"),
     "period of zero": ("--budget-period", "0d"),
     "unknown period": ("--budget-period", "year"),
+    "past time": ("--expires", "2020-01-01"),
+    "past time in another zone": ("--expires", "2020-01-01T00:00:00+01:00"),
+    "duration of zero": ("--expires", "0s"),
     "invalid time": ("--expires", "soon"),
     "time too far in the future": ("--expires", "9999999999w"),
     "time after year 9999 in UTC": ("--expires", "9999-12-31T23:59:59-12:00"),
@@ -163,7 +166,7 @@ def test_invalid_options_are_refused_and_create_no_key(config: Path, options: tu
 
 def test_expires_accepts_a_date(config: Path) -> None:
     assert run_json(config, "create", "--expires", "2099-01-01")["expires"] == 4_070_908_800.0
-    assert run_json(config, "create", "--expires", "2020-01-01T00:00:00+01:00")["state"] == "expired"
+    assert run_json(config, "create", "--expires", "2099-01-01T00:00:00+01:00")["expires"] == 4_070_905_200.0
 
 
 def test_create_requires_a_master_key_and_a_persistent_store(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ MAY = (
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
     click.option("--models", type=NAMES, help="Allowed models or aliases: names separated by commas, or all."),
     click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels separated by commas, all or none."),
-    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2027-01-31 or never."),
+    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2099-01-31 or never."),
     click.option("--rpm", "--rpm-limit", "rpm", type=AMOUNT, help="Maximum requests within any minute."),
     click.option("--tpm", "--tpm-limit", "tpm", type=AMOUNT, help="Maximum tokens within any minute."),
     click.option("--max-parallel", "--max-parallel-requests", "max_parallel", type=AMOUNT, help="Maximum concurrency."),

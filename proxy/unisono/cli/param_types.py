@@ -101,13 +101,21 @@ def _period(text: str) -> Period:
 def _moment(text: str) -> float | None:
     if text == "never":
         return None
+    now = time.time()
     if re.fullmatch(r"\d+[smhdw]", text, re.ASCII):
-        return time.time() + seconds(text)
+        return _future(now + seconds(text), now)
     read = datetime.fromisoformat(text)
     # A time without a zone is UTC, like all times in the output.
     at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     # Raises for times outside the calendar, which could not be printed.
     datetime.fromtimestamp(at, UTC)
+    return _future(at, now)
+
+
+def _future(at: float, now: float) -> float:
+    # A key that has expired already would be a mistake. `unisono keys revoke` ends a key.
+    if at <= now:
+        raise ValueError(at)
     return at
 
 
@@ -133,7 +141,7 @@ DURATION = ParsedParam("DURATION", seconds, "a duration such as 90s, 30m, 12h, 3
 AMOUNT = ParsedParam("N", _to_int, "a positive whole number, or none")
 MONEY = ParsedParam("USD", _money, "an amount in USD with at most six decimals, such as 12.50, or none")
 PERIOD = ParsedParam("PERIOD", _period, "day, month, none, or a duration such as 12h or 30d")
-MOMENT = ParsedParam("WHEN", _moment, "a duration such as 12h or 30d, a date such as 2027-01-31, or never")
+MOMENT = ParsedParam("WHEN", _moment, "a duration such as 12h or 30d, a future date such as 2099-01-31, or never")
 NAMES = ParsedParam("NAMES", _names, "a list of names separated by commas, all, or none")
 LINE = ParsedParam("TEXT", line, "one line of at most 256 printable characters")
 
