@@ -101,6 +101,8 @@ async def test_requests_are_filtered_and_paged(team: Team) -> None:
         f"&until={time.time() - 60}": 0,
     }.items():
         assert len(await team.listed(query=query)) == count, query
+    reversed_period = await team.get("/v1/requests?since=100&until=50")
+    assert (reversed_period.status, reversed_period.body["error"]["param"]) == (400, "until")
     ids, cursor = [], ""
     for _ in range(10):
         page = (await team.get(f"/v1/requests?limit=1&failed=false&model=gpt-oss{cursor}")).body

@@ -53,6 +53,10 @@ async def test_each_key_sees_its_own_usage_and_the_operator_sees_all(tmp_path: P
             for day in BAD_DAYS:
                 rejected = await running.get(f"/v1/usage?since={day}", **bearing(ann_key))
                 assert (rejected.status, rejected.body["error"]["param"]) == (400, "since")
+            rejected = await running.get("/v1/usage?until=2020-01-01&since=2020-01-02", **bearing(ann_key))
+            assert (rejected.status, rejected.body["error"]["param"]) == (400, "until")
+            before = (await running.get("/v1/usage?until=2020-01-30", **bearing(ann_key))).body
+            assert (before["since"], before["data"]) == ("2020-01-01", [])
             past = (await running.get("/v1/usage?until=2020-01-01&since=2019-01-01", **bearing(ann_key))).body
             assert (past["data"], past["total"]["requests"]) == ([], 0)
         path = tmp_path / "config.json"
@@ -72,6 +76,10 @@ async def test_each_key_sees_its_own_usage_and_the_operator_sees_all(tmp_path: P
         assert [usage_line.split()[:2] for usage_line in table[1:]] == [["gpt-oss", "3"], ["TOTAL", "3"]]
         assert "█" * 40 in await usage_command(path, "--chart")
         assert json.loads(await usage_command(path, "--json", "--until", "2020-01-01")) == []
+        # A period that ends before it begins is a mistake.
+        command = ["usage", "--config", str(path), "--since", "2020-01-02", "--until", "2020-01-01"]
+        result = await asyncio.to_thread(CliRunner().invoke, main, command)
+        assert (result.exit_code, "is before --since" in result.output) == (2, True)
 
 
 async def usage_command(config: Path, *arguments: str) -> str:

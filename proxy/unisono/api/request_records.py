@@ -137,6 +137,8 @@ async def list_requests(
 
     A page may be shorter than `limit` although `has_more` is true, because a query visits a limited number of records.
     """
+    if until is not None and until < since:
+        raise InvalidRequest("Invalid value for 'until': must not be before 'since'.", param="until")
     wanted = RequestFilter(
         key=await key_id_of(admin, key),
         tenant=team,

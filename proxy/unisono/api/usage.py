@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Depends, Query
@@ -18,6 +18,7 @@ from unisono.api.route_table import RouteTable
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
+from unisono.errors import InvalidRequest
 
 USAGE = RouteTable("gateway")
 # Default number of days.
@@ -117,8 +118,12 @@ async def get_usage(
     until: Annotated[QueriedDay, Query(description="Last day (UTC), inclusive.")] = ABSENT,
 ) -> UsageReport:
     """Return the usage of the key by day and model."""
-    now = datetime.fromtimestamp(source.clock(), UTC).date()
-    since = since or (now - timedelta(days=DAYS - 1)).isoformat()
-    until = until or now.isoformat()
+    today = datetime.fromtimestamp(source.clock(), UTC).date().isoformat()
+    until = until or max(today, since or today)
+    # Days before the first possible day have no usage.
+    before = max(date.fromisoformat(until).toordinal() - (DAYS - 1), 1)
+    since = since or date.fromordinal(before).isoformat()
+    if until < since:
+        raise InvalidRequest("Invalid value for 'until': must not be before 'since'.", param="until")
     entries = await source.ledger(since, until, Account(caller.tenant, caller.key))
     return to_usage(caller, since, until, entries)

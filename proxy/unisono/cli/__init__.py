@@ -239,9 +239,9 @@ def usage(
     With --config, the sums cover all usage records in the store. With --url, they cover the usage that the key may see
     on a running gateway.
     """
-    from unisono.cli.usage import show, show_remote
+    from unisono.cli.usage import days_of, show, show_remote
 
-    first, last = ((at or end).date().isoformat() for at, end in ((since, datetime.min), (until, datetime.max)))
+    first, last = days_of(since, until)
     if url is not None:
         show_remote(url, key_env, by, first, last, form or "table")
         return

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,17 @@ REMOTE_BY: Final[Mapping[str, str]] = {"key": "api_keys", "model": "models", "da
 PAGE_SIZE: Final = 1000
 
 HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
+
+
+def days_of(since: datetime | None, until: datetime | None) -> tuple[str, str]:
+    """Return two days as YYYY-MM-DD; None means the first or the last possible day.
+
+    Raises `BadParameter` if the last day is before the first one.
+    """
+    first, last = (since or datetime.min).date().isoformat(), (until or datetime.max).date().isoformat()
+    if last < first:
+        raise click.BadParameter(f"{last} is before --since {first}", param_hint="--until")
+    return first, last
 
 
 def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
