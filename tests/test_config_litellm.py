@@ -299,6 +299,18 @@ def test_an_invalid_provider_parameter_is_rejected_with_its_path_in_the_file() -
         parse(entry(temperature=float("nan")), {})
 
 
+def test_auth_value_and_authentication_token_are_the_same_setting() -> None:
+    def server(**settings: Any) -> dict[str, Any]:
+        return {"mcp_servers": {"gh": {"url": "https://mcp.example.com/mcp", "auth_type": "api_key", **settings}}}
+
+    loaded = parse(server(auth_value="os.environ/GH"), {"GH": "secret"})
+    token = loaded.config.mcp_servers["gh"].authentication_token
+    assert (token and token.get_secret_value(), loaded.warnings) == ("secret", ())
+    assert parse(server(auth_value="a", authentication_token=None), {}).config.mcp_servers["gh"].authentication_token
+    with pytest.raises(ConfigError, match=r"mcp_servers\.gh\.auth_value: same setting as `authentication_token`"):
+        parse(server(auth_value="a", authentication_token="b"), {})
+
+
 def test_base_url_and_api_base_are_the_same_setting() -> None:
     assert parse(entry(base_url="http://h"), {}).config.model_list[0].litellm_params.api_base == "http://h"
     with pytest.raises(ConfigError, match="same setting as `api_base`"):

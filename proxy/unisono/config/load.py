@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -39,6 +39,12 @@ from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surro
 from unisono.core.close_matches import close_matches
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
+
+# LiteLLM's synonym of a key, and the key, by section.
+SYNONYMS: Final[Mapping[type[BaseModel], tuple[str, str]]] = {
+    LitellmParams: ("base_url", "api_base"),
+    McpServerSettings: ("auth_value", "authentication_token"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +206,18 @@ class _Reading:
         """Replace synonyms of keys. Add an error if a section has both names of the same key."""
         if model is ModelEntry:
             return self._with_limits(raw, path)
-        if model is not LitellmParams:
+        if model not in SYNONYMS:
             return raw
-        raw = self.credentials.added_to(raw, path)
-        if "base_url" not in raw:
+        if model is LitellmParams:
+            raw = self.credentials.added_to(raw, path)
+        synonym, name = SYNONYMS[model]
+        if synonym not in raw:
             return raw
-        # LiteLLM accepts both names. With two addresses, it would not be clear which one is used.
-        if raw.get("api_base") is not None:
-            self.errors.append(f"{path}.base_url: same setting as `api_base`; remove one of them")
-            return {key: value for key, value in raw.items() if key != "base_url"}
-        return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
+        # LiteLLM accepts both names. With two values, it would not be clear which one is used.
+        if raw.get(name) is not None:
+            self.errors.append(f"{path}.{synonym}: same setting as `{name}`; remove one of them")
+            return {key: value for key, value in raw.items() if key != synonym}
+        return {(name if key == synonym else key): value for key, value in raw.items() if key != name}
 
     def _with_limits(self, entry: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
         """Move `rpm` and `tpm` of an entry and of its `model_info` to `litellm_params`.
