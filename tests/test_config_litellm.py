@@ -506,10 +506,43 @@ def test_errors_name_positions_in_the_file_behind_entries_that_were_left_out() -
     with pytest.raises(ConfigError) as refused:
         parse(raw, {})
     assert [message.partition(":")[0] for message in refused.value.messages] == [
-        "model_list[1].litellm_params.rpm",
         "guardrails[1].litellm_params.blocked_words_file",
+        "model_list[1].litellm_params.rpm",
     ]
-    assert "unknown key `blocked_words_file`" in refused.value.messages[1]
+    assert "this LiteLLM setting protects the gateway" in refused.value.messages[0]
+
+
+RULES: dict[str, Any] = {
+    "blocked_words_file": "words.yaml",
+    "categories": [{"category": "harmful_self_harm", "enabled": True}],
+    "competitor_intent_config": {"brand_self": ["a"]},
+    "image_model": "gpt-4o",
+    "end_session_after_n_fails": 3,
+}
+
+
+def content_filter(**params: Any) -> dict[str, Any]:
+    words = {"guardrail": "litellm_content_filter", "mode": "pre_call", "blocked_words": [{"keyword": "x"}]}
+    return {"guardrails": [{"guardrail_name": "a", "litellm_params": {**words, **params}}]}
+
+
+@pytest.mark.parametrize(("key", "value"), RULES.items(), ids=RULES)
+def test_an_unsupported_rule_of_a_guardrail_must_be_acknowledged(key: str, value: Any) -> None:
+    path = rf"guardrails\[0\]\.litellm_params\.{key}"
+    with pytest.raises(ConfigError, match=f"{path}: this LiteLLM setting protects the gateway"):
+        parse(content_filter(**{key: value}), {})
+    loaded = parse({**content_filter(**{key: value}), "unisono": {"acknowledge": [key]}}, {})
+    assert loaded.config.guardrails[0].litellm_params.blocked_words
+    assert any(re.match(f"{path}: not supported, as acknowledged", warning) for warning in loaded.warnings)
+    assert parse(content_filter(**{key: None}), {}).config.guardrails
+
+
+def test_other_keys_of_a_guardrail_are_noted_or_unknown() -> None:
+    assert parse(content_filter(skip_system_message_in_guardrail=True), {}).warnings == (
+        "guardrails[0].litellm_params.skip_system_message_in_guardrail: this LiteLLM setting has no effect in Unisono",
+    )
+    with pytest.raises(ConfigError, match=r"unknown key `blocked_wrods` \(did you mean `blocked_words`"):
+        parse(content_filter(blocked_wrods=[]), {})
 
 
 @pytest.mark.parametrize("guardrails", [[], [{"guardrail_name": "a", "litellm_params": {"guardrail": "aporia"}}]])

@@ -18,7 +18,7 @@ from unisono.config.addresses import SUPPORTED_STORES, without_route
 from unisono.config.config_file import ConfigFile, read
 from unisono.config.credentials import Credentials, credentials_of
 from unisono.config.environment import MASTER_KEY_VARIABLE, EnvironmentReferences, master_key_variable, own_environment
-from unisono.config.guardrail_settings import GUARDRAIL_KINDS, guardrails_of
+from unisono.config.guardrail_settings import GUARDRAIL_KINDS, GuardrailSettings, guardrails_of
 from unisono.config.litellm_keys import (
     LITELLM,
     UNSERVED,
@@ -252,7 +252,7 @@ class _Reading:
             return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (Config, "guardrails") and isinstance(value, list):
             entries = self._effective(value, path, self._is_supported)
-            return [self.references.resolved(entry, f"{path}[{index}]") for index, entry in entries]
+            return [self.section(entry, GuardrailSettings, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (LitellmParams, "guardrails") and isinstance(value, list):
             value = [name for name in value if self._is_applied(name, path)]
         if (model, key) == (Config, "mcp_servers"):
