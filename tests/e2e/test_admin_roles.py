@@ -240,6 +240,39 @@ async def test_a_team_admin_gains_no_power_outside_of_its_team(admin: AdminClien
     assert (await admin.get("/user/info?user_id=admin")).body["user_info"] == before
 
 
+# For each role of a user: whether its keys may select a deployment, and whether they may read the whole status.
+RIGHTS: dict[str, tuple[bool, bool]] = {
+    "proxy_admin": (True, True),
+    "proxy_admin_viewer": (False, True),
+    "internal_user": (False, False),
+}
+
+
+@pytest.mark.parametrize(("role", "rights"), RIGHTS.items(), ids=RIGHTS)
+async def test_admins_operate_the_gateway_with_their_own_keys(
+    store_address: str, role: str, rights: tuple[bool, bool]
+) -> None:
+    chat = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+    async with administered(store_address, unisono={"metrics_per_key": True}) as admin:
+
+        async def may(key: str) -> tuple[bool, bool]:
+            user = admin.using(key)
+            answer = await user.post("/v1/chat/completions", {"x_unisono_deployment": "vllm-1"}, **chat)
+            assert answer.status in {200, 403}, answer.raw
+            headers = {"authorization": f"Bearer {key}"}
+            async with user.gateway.session.get(f"{user.gateway.url}/metrics", headers=headers) as metrics:
+                is_readable = metrics.status == 200
+            assert ("minutes" in (await user.get("/v1/status")).body) == is_readable
+            return answer.status == 200, is_readable
+
+        created = await admin.made("/user/new", user_id="ann", user_role=role)
+        assert await may(created["key"]) == rights
+        # A key of a team never has these roles.
+        await admin.made("/team/new", team_id="red", members_with_roles=[{"user_id": "ann", "role": "admin"}])
+        of_team = await admin.made("/key/generate", team_id="red", user_id="ann")
+        assert await may(of_team["key"]) == (False, False)
+
+
 async def test_a_user_sees_only_itself_in_lists(admin: AdminClient) -> None:
     everyone = await clients(admin)
     await foreign_objects(admin)

@@ -135,9 +135,9 @@ def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
 
 
 def with_attempts(error: UnisonoError, caller: Caller | None) -> UnisonoError:
-    """Return the error. For the master key, the error's message lists the failed attempts."""
-    # A virtual key belongs to a client. Only the operator may know the deployments.
-    if not error.attempts or error.status < 500 or caller is None or caller.key:
+    """Return the error. For admins and viewers, the error's message lists the failed attempts."""
+    # Other keys belong to clients, who may not know the deployments.
+    if not error.attempts or error.status < 500 or caller is None or not caller.sees_all:
         return error
     tried = ", ".join(f"{deployment} ({failure})" for deployment, failure in error.attempts)
     detailed = copy(error)

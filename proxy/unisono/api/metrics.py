@@ -34,7 +34,10 @@ METRICS = RouteTable("gateway", prefixes=("",))
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Source of the metrics. If `names_keys` is True, only the master key may read the metrics."""
+    """Source of the metrics.
+
+    If `names_keys` is True, only callers who may read everything may read the metrics.
+    """
 
     page: MetricsPage
     names_keys: bool
@@ -45,8 +48,10 @@ async def get_metrics(request: Request) -> Response:
     """Return metrics in Prometheus format."""
     source = dependency(request, MetricsSource)
     caller: Caller = request.state.caller
-    if source.names_keys and caller.key:
-        raise NotAllowed("These metrics contain the names of other keys: use the master key to read them.")
+    if source.names_keys and not caller.sees_all:
+        raise NotAllowed(
+            "These metrics contain the names of other keys: use the master key, or the key of an admin or viewer."
+        )
     text = await source.page()
     if text is None:
         raise NotFound("Metrics are disabled on this gateway; the operator can set `unisono.metrics`.")

@@ -50,17 +50,17 @@ class RoutingFields:
         """Return the routing that a body and the headers ask for.
 
         `tags` is the value of the header that adds tags, separated by commas. `deployment` is the value of the header
-        that selects a deployment. Raises InvalidRequest for an invalid field, NotAllowed if `deployment` is set without
-        the master key, and the errors of `find_fallback`. Each error names the field or header.
+        that selects a deployment. Raises InvalidRequest for an invalid field, NotAllowed if `deployment` is set by a
+        caller who is not an admin, and the errors of `find_fallback`. Each error names the field or header.
         """
         if body.get("mock_response") is not None:
             raise UnsupportedValue(
                 f"Invalid value for 'mock_response': {REFUSALS['mock_response']}", param="mock_response"
             )
         # Names of deployments are visible to the operator only.
-        if deployment and caller.key:
+        if deployment and not caller.is_operator:
             raise NotAllowed(
-                f"'{DEPLOYMENT_HEADER}': only the master key may select a deployment; remove this header.",
+                f"'{DEPLOYMENT_HEADER}': only an admin may select a deployment; remove this header.",
                 param=DEPLOYMENT_HEADER,
             )
         has_none = _flag(body, "disable_fallbacks")

@@ -40,8 +40,7 @@ class Overview:
     clock: Callable[[], float]
 
     def __call__(self, caller: Caller) -> dict[str, Any]:
-        # Only the operator has an empty key id: with the master key, or on a gateway without keys.
-        whole = not caller.key
+        whole = caller.sees_all
         of_model: dict[str, list[DeploymentStatus]] = defaultdict(list)
         for status in self.pool.status():
             of_model[status.model].append(status)

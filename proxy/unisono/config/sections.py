@@ -295,7 +295,7 @@ class GatewaySettings(Section):
     """`host:port` on loopback at which `/metrics` is served without a key. By default none."""
     metrics_per_key: bool = False
     """True adds metrics by key and team: requests, tokens, cost, and the remaining budgets.
-    Then `/metrics` requires the master key."""
+    Then `/metrics` requires the master key, or the key of an admin or viewer."""
     metrics_max_keys: Count = 1000
     """Maximum number of keys, teams and users with metrics of their own.
     All others are counted as `other`."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from unisono.core.budget_period import NO_PERIOD
 from unisono.core.conversation import Json
-from unisono.core.directory import AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
+from unisono.core.directory import ADMIN_ROLE, VIEWER_ROLE, AuditRecord, DirectoryEntry, DirectoryStore, EntryKind
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import NO_LIMITS, SHARED_TENANT, Account, KeyLimits
 from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
@@ -44,7 +44,8 @@ class Caller:
     `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
     request selects, and `routing` is the routing that the request selects. `shared_limits` and `shared_models` are the
     limits and permitted models of the key's team, the key's user and the end user. They apply in addition to the limits
-    and permitted models of the key itself.
+    and permitted models of the key itself. `role` is the role of the key's user in the gateway; it is empty for
+    the keys of teams, which never have such a role.
     """
 
     tenant: str
@@ -60,6 +61,17 @@ class Caller:
     shared_limits: tuple[SharedLimits, ...] = ()
     shared_models: tuple[frozenset[str], ...] = ()
     key_name: str = ""
+    role: str = ""
+
+    @property
+    def is_operator(self) -> bool:
+        """Return True for the master key, for an admin's key, and on a gateway without keys."""
+        return not self.key or self.role == ADMIN_ROLE
+
+    @property
+    def sees_all(self) -> bool:
+        """Return True if the caller may read everything about the gateway."""
+        return self.is_operator or self.role == VIEWER_ROLE
 
     @property
     def is_limited(self) -> bool:
@@ -205,6 +217,7 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
     owners = [entry for entry in found if entry.kind is not EntryKind.BUDGET]
     if any(owner.is_blocked for owner in owners):
         return None
+    roles = [owner.role for owner in owners if owner.kind is EntryKind.USER and record.tenant == record.id]
     named = {owner.budget for owner in owners if owner.budget}
     further = await store.entries(*((EntryKind.BUDGET, budget) for budget in sorted(named))) if named else ()
     budgets = {entry.id: entry for entry in (*found, *further) if entry is not None and entry.kind is EntryKind.BUDGET}
@@ -219,6 +232,7 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
             for owner in owners
         ),
         shared_models=tuple(owner.models for owner in owners if owner.models is not None),
+        role=next(iter(roles), ""),
     )
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import NO_LIMITS, KeyLimits
+
+# Roles of a user that concern the whole gateway, by LiteLLM's names.
+ADMIN_ROLE: Final = "proxy_admin"
+VIEWER_ROLE: Final = "proxy_admin_viewer"
 
 
 class EntryKind(StrEnum):

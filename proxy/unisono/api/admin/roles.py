@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from unisono.core.access import KeyRecord
-from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.directory import ADMIN_ROLE, VIEWER_ROLE, DirectoryEntry, EntryKind
 from unisono.core.frozen import dataclass
 
 # Actor of the master key in audit records.
@@ -21,8 +21,8 @@ MASTER_ACTOR: Final = "master_key"
 class UserRole(StrEnum):
     """Role of a user in the gateway, by LiteLLM's name."""
 
-    ADMIN = "proxy_admin"
-    VIEWER = "proxy_admin_viewer"
+    ADMIN = ADMIN_ROLE
+    VIEWER = VIEWER_ROLE
     USER = "internal_user"
     USER_VIEWER = "internal_user_viewer"
 
