@@ -9,21 +9,21 @@ import pytest
 
 from tests.schemas.suite import SUITE, TEXT, TREE, Case, closed
 from unisono.errors import InvalidRequest
-from unisono.schemas import check
+from unisono.schemas import ANTHROPIC, OPENAI, check
 
 AT = "response_format.json_schema.schema"
 
 
 @pytest.mark.parametrize("case", SUITE.values(), ids=SUITE)
 def test_the_suite_is_accepted(case: Case) -> None:
-    check(case.schema, AT, strict=case.strict)
+    check(case.schema, AT, strict=OPENAI if case.strict else None)
     check(case.schema, AT)
 
 
 @pytest.mark.parametrize("name", [name for name, case in SUITE.items() if not case.strict])
 def test_a_schema_outside_the_strict_subset_is_rejected_as_strict(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        check(SUITE[name].schema, AT, strict=True)
+        check(SUITE[name].schema, AT, strict=OPENAI)
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -115,7 +115,31 @@ def test_an_unsupported_keyword_is_rejected_with_its_path(schema: Any, place: st
 @pytest.mark.parametrize(("schema", "place", "why"), REFUSED_AS_STRICT.values(), ids=REFUSED_AS_STRICT)
 def test_a_keyword_outside_the_strict_subset_is_rejected_with_its_path(schema: Any, place: str, why: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check(schema, AT, strict=True)
+        check(schema, AT, strict=OPENAI)
+    assert caught.value.param == AT + place
+    assert why in caught.value.message
+
+
+STRICT_IN_MESSAGES: dict[str, Any] = {
+    "optional property": {**closed(a=TEXT, b=TEXT), "required": ["a"]},
+    "no required property": {"type": "object", "properties": {"a": TEXT}, "additionalProperties": False},
+    "allOf": closed(a={"allOf": [TEXT]}),
+    "uri": closed(a={"type": "string", "format": "uri"}),
+}
+
+
+@pytest.mark.parametrize("schema", STRICT_IN_MESSAGES.values(), ids=STRICT_IN_MESSAGES)
+def test_anthropics_rules_for_strict_schemas_permit_more_than_openais(schema: Any) -> None:
+    check(schema, AT, strict=ANTHROPIC)
+    with pytest.raises(InvalidRequest):
+        check(schema, AT, strict=OPENAI)
+
+
+@pytest.mark.parametrize("name", ["no object at the root", "additional properties allowed", "unsupported format"])
+def test_anthropics_rules_refuse_open_objects_and_formats_without_a_check(name: str) -> None:
+    schema, place, why = REFUSED_AS_STRICT[name]
+    with pytest.raises(InvalidRequest) as caught:
+        check(schema, AT, strict=ANTHROPIC)
     assert caught.value.param == AT + place
     assert why in caught.value.message
 

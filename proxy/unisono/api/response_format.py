@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from unisono.api.field_types import OpenModel, Parameters, Text, refused
 from unisono.core.conversation import AnswerForm
-from unisono.schemas import check
+from unisono.schemas import OPENAI, check
 
 JSON_OBJECT: Final = "json_object"
 JSON_SCHEMA: Final = "json_schema"
@@ -36,7 +36,7 @@ class SchemaSpec(OpenModel):
         """
         strict = bool(self.strict)
         if self.schema_ is not None:
-            check(self.schema_, at, strict=strict)
+            check(self.schema_, at, strict=OPENAI if strict else None)
         return AnswerForm(self.name or UNNAMED, self.schema_, self.description or "", strict)
 
 

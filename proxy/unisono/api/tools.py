@@ -20,7 +20,7 @@ from unisono.api.field_types import MAX_TOOLS, OpenModel, Parameters, Text, Tool
 from unisono.core.conversation import AddedTools, FunctionTool, Item, Json, TextGrammar
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, UnsupportedValue
-from unisono.schemas import BadGrammar, check, check_grammar
+from unisono.schemas import OPENAI, BadGrammar, StrictRules, check, check_grammar
 
 MAX_NAME = 128
 # Limit for the schemas of all tools together. The time to render them on the event loop is proportional to their size.
@@ -116,7 +116,7 @@ class DeclaredTool:
     `path` is the path of the tool in the request, `at` the path of the object with the tool's name and schema, and
     `schema_field` the field of the schema in this object. A namespace has `inner` tools and a `description`. If any
     other tool has no `spec`, the tool is unavailable. The operator can make such a tool available with `setting`,
-    unless `setting` is "".
+    unless `setting` is "". The schema of a strict tool must conform to `strict_rules`.
     """
 
     kind: str
@@ -129,6 +129,7 @@ class DeclaredTool:
     setting: str = ""
     schema_field: str = "parameters"
     description: str = ""
+    strict_rules: StrictRules = OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +284,12 @@ def _to_enforceable_tool(
     """
     at = f"{declared.at}.{declared.schema_field}"
     try:
-        return _to_tool(name, spec, at)
+        return _to_tool(name, spec, at, declared.strict_rules)
     except InvalidRequest as error:
         if not found.are_sent_again:
             raise
         found.notes.append(f"{declared.at}.strict: no effect, because {error.message.removesuffix('.')}")
-        return _to_tool(name, spec.model_copy(update={"strict": None}), at)
+        return _to_tool(name, spec.model_copy(update={"strict": None}), at, declared.strict_rules)
 
 
 def _unsupported(kind: str, setting: str = "") -> str:
@@ -318,7 +319,7 @@ def _is_name(name: str) -> bool:
     return name.isascii() and all(letter.isalnum() or letter in "._-" for letter in name)
 
 
-def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
+def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str, rules: StrictRules) -> FunctionTool:
     """Convert one tool; `at` is the path of its schema in the request.
 
     Raises InvalidRequest for a strict schema that cannot be enforced.
@@ -337,7 +338,7 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
     # Without `strict`, a schema is a description for the model. With `strict`, the arguments must match, so the gateway
     # must be able to enforce the schema.
     if spec.strict and spec.parameters is not None:
-        check(spec.parameters, at, strict=True)
+        check(spec.parameters, at, strict=rules)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
 
 

@@ -18,7 +18,16 @@ The library is faster for ordinary answers. It takes 4 ms instead of 100 ms for 
 """
 
 from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, BadGrammar, check_grammar
-from unisono.schemas.supported import check
+from unisono.schemas.supported import ANTHROPIC, OPENAI, StrictRules, check
 from unisono.schemas.violation_messages import violation
 
-__all__ = ["MAX_GRAMMAR_CHARACTERS", "BadGrammar", "check", "check_grammar", "violation"]
+__all__ = [
+    "ANTHROPIC",
+    "MAX_GRAMMAR_CHARACTERS",
+    "OPENAI",
+    "BadGrammar",
+    "StrictRules",
+    "check",
+    "check_grammar",
+    "violation",
+]

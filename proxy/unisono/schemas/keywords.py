@@ -27,8 +27,8 @@ class Keyword:
     """One keyword.
 
     `is_permitted` checks a value without subschemas, and `expected` describes the permitted values. For values with
-    subschemas, the table `SHAPES` contains both. Keywords with `strict` may be used in strict schemas. The subschemas
-    of a keyword with `in_place` apply to the same value as their parent schema.
+    subschemas, the table `SHAPES` contains both. Keywords with `strict` belong to OpenAI's subset for strict schemas.
+    The subschemas of a keyword with `in_place` apply to the same value as their parent schema.
     """
 
     subschemas: Subschemas = Subschemas.NONE

@@ -5,9 +5,9 @@ Each schema is visited once. An error names the path in the request and, if poss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from unisono.core.tagged_unions import is_tagged_union
 from unisono.errors import InvalidRequest
@@ -33,19 +33,38 @@ MAX_VALUE_LEVELS = 16
 Location: TypeAlias = tuple[str, ...]
 
 
-def check(schema: object, path: str, *, strict: bool = False) -> None:
-    """Raise InvalidRequest if a schema is not supported.
+@dataclass(frozen=True, slots=True)
+class StrictRules:
+    """Rules of one API for strict schemas.
 
-    The error names the keyword by its path below `path`. With `strict`, the schema must belong to OpenAI's subset for
-    strict schemas: the root is an object, every object is closed and requires all its properties, and only keywords
-    marked `strict` in the table occur.
+    In every API, the root is an object, every object is closed, and the gateway enforces the whole schema.
+    """
+
+    keywords: Collection[str]
+    formats: Collection[str]
+    allow_optional: bool
+
+
+OPENAI: Final = StrictRules(
+    keywords=frozenset(name for name, keyword in KEYWORDS.items() if keyword.strict),
+    formats=[name for name in FORMATS if name != "uri"],
+    allow_optional=False,
+)
+# Anthropic permits `allOf`, but fewer other keywords. All are permitted here, because the gateway can enforce them.
+ANTHROPIC: Final = StrictRules(keywords=frozenset(KEYWORDS), formats=[*FORMATS], allow_optional=True)
+
+
+def check(schema: object, path: str, *, strict: StrictRules | None = None) -> None:
+    """Raise InvalidRequest if a schema is not supported, or violates the rules `strict`.
+
+    The error names the keyword by its path below `path`.
     """
     if not isinstance(schema, Mapping):
         raise _refused(path, "must be a JSON schema, which is an object")
     survey = _Survey(path, strict)
     survey.visit(schema)
     survey.check_references()
-    if strict and (schema.get("type") != "object" or "anyOf" in schema or "oneOf" in schema):
+    if strict is not None and (schema.get("type") != "object" or "anyOf" in schema or "oneOf" in schema):
         raise _refused(f"{path}.type", "must be 'object': the root of a strict schema is an object, not a union")
 
 
@@ -61,7 +80,7 @@ class _Survey:
     """
 
     path: str
-    strict: bool
+    strict: StrictRules | None
     schemas: dict[Location, Mapping[str, object]] = field(default_factory=dict)
     properties: int = 0
     enum_values: int = 0
@@ -76,7 +95,7 @@ class _Survey:
             if level > MAX_LEVELS:
                 raise _refused(self.param(location), f"is nested too deeply: use at most {MAX_LEVELS} levels")
             if not isinstance(schema, Mapping):
-                if self.strict and location[-1] != "additionalProperties":
+                if self.strict is not None and location[-1] != "additionalProperties":
                     raise _refused(self.param(location), "must be an object in a strict schema")
                 continue
             self.schemas[location] = schema
@@ -86,8 +105,8 @@ class _Survey:
                 found = self.check_keyword(location, str(name), value)
                 if found is not None:
                     pending += [(to, each, level + 1) for to, each in _subschemas(location, name, found, value)]
-            if self.strict:
-                self.check_closed(location, schema)
+            if self.strict is not None:
+                self.check_closed(location, schema, self.strict)
 
     def param(self, location: Location) -> str:
         return ".".join((self.path, *location))
@@ -102,7 +121,8 @@ class _Survey:
         found = KEYWORDS.get(name)
         if found is None:
             return None
-        if self.strict and not found.strict and not self.is_tagged_union(location, name):
+        strict = self.strict
+        if strict is not None and name not in strict.keywords and not self.is_tagged_union(location, name):
             raise _refused(param, "is not supported in a strict schema")
         is_permitted, expected = SHAPES.get(found.subschemas, (found.is_permitted, found.expected))
         if not is_permitted(value):
@@ -138,8 +158,8 @@ class _Survey:
             self.characters += sum(_size(each, param) for each in value)
         elif name == "const":
             self.characters += _size(value, param)
-        elif name == "format" and self.strict and value not in FORMATS:
-            raise _refused(param, f"is not supported in a strict schema; use one of: {', '.join(FORMATS)}")
+        elif name == "format" and self.strict is not None and value not in self.strict.formats:
+            raise _refused(param, f"is not supported in a strict schema; use one of: {', '.join(self.strict.formats)}")
         for pattern in _patterns(name, value):
             if pattern in self.patterns:
                 continue
@@ -157,13 +177,15 @@ class _Survey:
             if size > limit:
                 raise _refused(param, f"exceeds a limit: a schema may have at most {limit:,} {unit}")
 
-    def check_closed(self, location: Location, schema: Mapping[str, object]) -> None:
-        """Check that a strict schema closes its object and requires all properties."""
+    def check_closed(self, location: Location, schema: Mapping[str, object], rules: StrictRules) -> None:
+        """Check that a strict schema closes its object, and the rules about its properties."""
         types = schema.get("type")
         if types != "object" and not (isinstance(types, list | tuple) and "object" in types):
             return
         if schema.get("additionalProperties") is not False:
             raise _refused(self.param((*location, "additionalProperties")), "must be false in a strict schema")
+        if rules.allow_optional:
+            return
         properties, required = schema.get("properties", {}), schema.get("required", [])
         assert isinstance(properties, Mapping), "its shape was checked"
         assert isinstance(required, list | tuple), "its shape was checked"

@@ -601,6 +601,18 @@ def test_a_tool_that_a_message_defines_can_be_required() -> None:
     assert isinstance(generation.request.answer.choice, ForcedCalls)
 
 
+def test_a_strict_tool_may_have_optional_properties_and_all_formats_of_anthropic() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"place": {"type": "string"}, "source": {"allOf": [{"type": "string", "format": "uri"}]}},
+        "required": ["place"],
+        "additionalProperties": False,
+    }
+    generation = generation_of(tools=[{**LOOK, "input_schema": schema, "strict": True}])
+    assert generation.request.conversation.preamble.tools == (FunctionTool("look", "Looks.", schema, strict=True),)
+    assert not generation.notes
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
 REFUSED: dict[str, tuple[Json, str]] = {

@@ -39,6 +39,7 @@ from unisono.core.tools import SEARCH_LABEL, ToolServer, found_names
 from unisono.engine.request import Choice, ForcedCalls, ServerTools
 from unisono.engine.server_tools.call_budget import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue
+from unisono.schemas import ANTHROPIC
 
 # Server tools of a request, and tools that are unavailable.
 #
@@ -98,7 +99,7 @@ def to_declared(tool: MessagesTool, at: str) -> DeclaredTool:
         spec = FunctionSpec.model_construct(
             name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
         )
-        return DeclaredTool("function", at, at, spec, schema_field="input_schema")
+        return DeclaredTool("function", at, at, spec, schema_field="input_schema", strict_rules=ANTHROPIC)
     if (client := client_tool(tool.type)) is not None:
         return DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
     builtin = builtin_for(tool.type)
