@@ -119,7 +119,7 @@ CHAT: dict[str, tuple[Json, str]] = {
     "max_completion_tokens: a string": ({"max_completion_tokens": "9"}, "max_completion_tokens"),
     "temperature: too high": ({"temperature": 2.1}, "temperature"),
     "temperature: a boolean": ({"temperature": True}, "temperature"),
-    "top_p: 0": ({"top_p": 0}, "top_p"),
+    "top_p: negative": ({"top_p": -0.1}, "top_p"),
     "n: 17": ({"n": 17}, "n"),
     "n: beyond 64 bits": ({"n": 1e30}, "n"),
     "seed: beyond 64 bits": ({"seed": 2**63}, "seed"),

@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "temperature a string": ({"temperature": "1"}, "temperature", "invalid_value"),
     "temperature true": ({"temperature": True}, "temperature", "invalid_value"),
     "temperature not a number": ({"temperature": float("nan")}, "temperature", "invalid_value"),
-    "top_p zero": ({"top_p": 0}, "top_p", "invalid_value"),
+    "top_p negative": ({"top_p": -0.1}, "top_p", "invalid_value"),
     "top_k": ({"top_k": -2}, "top_k", "invalid_value"),
     "min_p": ({"min_p": 1.5}, "min_p", "invalid_value"),
     "presence_penalty": ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),

@@ -205,7 +205,7 @@ WRONG_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "temperature as text": ({"temperature": "hot"}, "temperature"),
     "temperature as a boolean": ({"temperature": True}, "temperature"),
     "temperature too high": ({"temperature": 99}, "temperature"),
-    "top_p 0": ({"top_p": 0}, "top_p"),
+    "top_p negative": ({"top_p": -0.1}, "top_p"),
     "n 0": ({"n": 0}, "n"),
     "n 17": ({"n": 17}, "n"),
     "n 10^30": ({"n": 10**30}, "n"),

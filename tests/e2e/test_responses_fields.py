@@ -80,6 +80,14 @@ async def test_sampling_reaches_the_backend(harness: Line) -> None:
         assert body["seed"] == 7
 
 
+async def test_the_backend_chooses_the_most_likely_token_for_a_top_p_of_0(harness: Line) -> None:
+    harness.say(ANSWER)
+    response = await harness.whole(top_p=0)
+    assert (response["temperature"], response["top_p"]) == (1.0, 0.0)
+    body = asked(harness.fake)[-1].json
+    assert (body["temperature"], body["top_p"]) == (0.0, 1.0)
+
+
 IGNORED: dict[str, tuple[Json, str]] = {
     "unknown field": ({"colour": "red"}, "colour: no effect"),
     "unknown nested field": ({"reasoning": {"colour": "red"}}, "reasoning.colour: no effect"),

@@ -171,6 +171,14 @@ async def test_retries_use_other_deterministic_seeds(capabilities: Capabilities,
     assert len({each.seed for each in first}) == 3
 
 
+async def test_backends_receive_temperature_0_instead_of_top_p_0() -> None:
+    outputs = [RAIN, '{"town":1}<|call|>', '{"town":2}<|call|>', PARIS + "<|call|>"]
+    outcome = await ask(outputs, turn(NAMED, sampling=Sampling(temperature=0.7, top_p=0.0, top_k=5)))
+    first, *_, last = [job.sampling for job in outcome.jobs]
+    assert first == Sampling(temperature=0.0, top_k=5)
+    assert (last.temperature > 0, last.top_p) == (True, 1.0), "a retry must be able to differ"
+
+
 async def test_the_first_retry_under_a_constraint_keeps_the_sampling_of_the_client() -> None:
     sampling = Sampling(temperature=0.0, seed=7)
     outputs = [WEATHER + '{"city":<|call|>', '{"city":<|call|>', PARIS + "<|call|>"]

@@ -177,7 +177,7 @@ Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
-TopP = Annotated[float, Field(gt=0, le=1)]
+TopP = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import ClassVar, Final, TypeAlias
 
@@ -87,9 +87,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters; `top_k` 0 means off.
+    """Sampling parameters.
 
-    Every field is sent with every job, because inference engines have different defaults.
+    `top_k` 0 means off. `top_p` 0 permits only the most likely token. Every field is sent with every job, because
+    inference engines have different defaults.
     """
 
     temperature: float = 1.0
@@ -101,6 +102,14 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def for_backends(self) -> Sampling:
+        """Return equal parameters without `top_p` 0.
+
+        vLLM and SGLang reject 0, and mlx_lm.server reads it as off. All engines choose the most likely token at
+        temperature 0.
+        """
+        return self if self.top_p > 0 else replace(self, temperature=0.0, top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True)

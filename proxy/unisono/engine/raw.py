@@ -271,7 +271,7 @@ class RawGeneration(BatchStream):
             # A backend reports the prompt's log probabilities with the first generated token. Therefore, one token is
             # requested even if the answer must not contain a token.
             max_tokens=max(min(left, room), 1),
-            sampling=request.answer.sampling,
+            sampling=request.answer.sampling.for_backends(),
             timeouts=session.start_attempt(slot),
             request_id=request.origin.request_id,
             cache_salt=request.routing.cache_salt,

@@ -188,11 +188,12 @@ class StepRunner:
         self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader, on_chunk: Callable[[Chunk], bool] | None
     ) -> CompletionJob:
         constraint, attempts = reader.transcript.constraint, reader.transcript.controller.step.last.attempts
+        sampling = self._request.answer.sampling.for_backends()
         return CompletionJob(
             prompt=prompt,
             max_tokens=room,
             constraint=constraint,
-            sampling=attempts.sampling(self._request.answer.sampling, constrained=constraint is not None),
+            sampling=attempts.sampling(sampling, constrained=constraint is not None),
             timeouts=self.session.start_attempt(slot),
             request_id=self._request.origin.request_id,
             cache_salt=self._request.routing.cache_salt,

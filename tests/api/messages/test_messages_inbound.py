@@ -601,6 +601,10 @@ def test_a_tool_that_a_message_defines_can_be_required() -> None:
     assert isinstance(generation.request.answer.choice, ForcedCalls)
 
 
+def test_a_top_p_of_0_is_accepted() -> None:
+    assert generation_of(top_p=0).request.answer.sampling.top_p == 0
+
+
 def test_a_strict_tool_may_have_optional_properties_and_all_formats_of_anthropic() -> None:
     schema = {
         "type": "object",

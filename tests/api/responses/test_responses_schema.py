@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
     "max_tool_calls": ({"max_tool_calls": 0}, "max_tool_calls", "invalid_value"),
     "temperature": ({"temperature": 2.1}, "temperature", "invalid_value"),
-    "top_p": ({"top_p": 0}, "top_p", "invalid_value"),
+    "top_p": ({"top_p": 1.1}, "top_p", "invalid_value"),
     "stream a string": ({"stream": "true"}, "stream", "invalid_value"),
     "store a number": ({"store": 1}, "store", "invalid_value"),
     "user long": ({"user": "u" * 513}, "user", "invalid_value"),
