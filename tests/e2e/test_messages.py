@@ -63,6 +63,22 @@ async def test_a_tool_loop_continues_after_the_exact_tokens_of_its_call(
     assert (text_in(second["content"]), second["stop_reason"]) == ("It is so.", "end_turn")
 
 
+@pytest.mark.parametrize("output", [CALLS, ANSWER, "Hi.", "<|return|>"], ids=["call", "answer", "text", "nothing"])
+@pytest.mark.parametrize("last", [[], [{"role": "assistant", "content": "It"}]], ids=["question", "prefill"])
+async def test_max_tokens_0_makes_the_backend_read_the_prompt_without_an_answer(output: str, last: list[Any]) -> None:
+    messages = [{"role": "user", "content": "How is it?"}, *last]
+    async with (
+        FakeVllm(script=lambda _: VllmScript(tokens=ENCODING.encode_marked(output))) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+    ):
+        before = len(fake.requests)
+        message = message_in(await running.messages(messages=messages, tools=[TOOL], max_tokens=0))
+        (request,) = fake.requests[before:]
+    assert (message["content"], message["stop_reason"], message["stop_details"]) == ([], "max_tokens", None)
+    assert (message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (len(request.json["prompt"]), 1)
+    assert request.json["max_tokens"] == 1
+
+
 async def test_sealed_reasoning_is_read_by_another_process(running_gateway: Gateway, fake: FakeVllm) -> None:
     messages: list[Any] = [{"role": "user", "content": "How is it?"}]
     config = config_of(f"vllm@{fake.url}", unisono={"salt_key": "a salt of the tests, long enough"})

@@ -646,6 +646,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a forced call without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "only unavailable tools": ({"tools": [SEARCH]}, "tools.0.type"),
     "a forced tool without a name": ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    "no answer, but a stream": ({"max_tokens": 0, "stream": True}, "stream"),
+    "no answer, but thinking": ({"max_tokens": 0, "thinking": {"type": "adaptive"}}, "thinking"),
+    "no answer, but a forced call": ({"max_tokens": 0, "tools": [LOOK], "tool_choice": {"type": "any"}}, "tool_choice"),
+    "no answer, but a format": (
+        {"max_tokens": 0, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        "output_config.format",
+    ),
+    "a negative number of tokens": ({"max_tokens": -1}, "max_tokens"),
     "a thread": ({"thread": {"type": "create"}}, "thread"),
 }
 

@@ -146,7 +146,8 @@ def to_generation_request(
         server_tools=hosting,
         answer=AnswerOptions(
             sampling=to_sampling(request, model.rules.defaults),
-            max_tokens=request.max_tokens,
+            # For `max_tokens` 0, the backend must read the prompt, which it only does for at least one token.
+            max_tokens=None if request.max_tokens is None else max(request.max_tokens, 1),
             stop=tuple(request.stop_sequences or ()) or defaults.stop,
             # If JSON is required and there are no tools, a call invented by the model would replace the JSON.
             calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
@@ -182,6 +183,27 @@ def _check(request: MessagesInput) -> None:
         raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
     if request.compaction is not None and request.context_management is not None:
         raise InvalidRequest("'compaction' and 'context_management' cannot be combined; omit one.", param="compaction")
+    if request.max_tokens == 0:
+        _check_without_answer(request)
+
+
+def _check_without_answer(request: MessagesInput) -> None:
+    """Raise InvalidRequest for fields that, as at Anthropic, need a `max_tokens` above 0."""
+    thinking, choice, output = request.thinking, request.tool_choice, request.output_config
+    refused = {
+        "stream": request.stream,
+        "thinking": thinking is not None and thinking.type != "disabled",
+        "tool_choice": choice is not None and choice.type in ("any", "tool"),
+        "output_config.format": output is not None and output.format is not None,
+        "output_format": request.output_format is not None,
+    }
+    for field_name, is_set in refused.items():
+        if is_set:
+            raise InvalidRequest(
+                f"'{field_name}' cannot be combined with a 'max_tokens' of 0, which generates no answer; omit it, or "
+                "increase 'max_tokens'.",
+                param=field_name,
+            )
 
 
 def to_conversation(

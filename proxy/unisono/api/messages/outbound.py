@@ -158,7 +158,8 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
     if result.compacted is not None:
         content.append(frame.compaction(result.compacted))
     ran = {each.item.call_id: each for each in result.ran}
-    for closed in result.items:
+    # With `max_tokens` 0, the backend generated one token, which the client did not ask for.
+    for closed in result.items if frame.max_tokens != 0 else ():
         item = closed.item
         match item:
             case Text():

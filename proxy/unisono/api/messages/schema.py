@@ -16,7 +16,6 @@ from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Budget,
-    Count,
     FieldInput,
     ModelName,
     OpenModel,
@@ -38,6 +37,10 @@ from unisono.api.request_options import SamplingFields, SpelledEffort
 CUSTOM = "custom"
 # Beginning of the types of tools that search for other tools.
 SEARCH_PREFIX = "tool_search_tool_"
+
+
+# Maximum tokens of an answer. With 0, the request only fills the backend's prompt cache.
+TokenLimit = Annotated[int, Field(ge=0)]
 
 
 class MessageParam(OpenModel):
@@ -146,7 +149,7 @@ class MessagesInput(SamplingFields, MediaHistory):
     INSTRUCTIONS = "system"
 
     model: ModelName
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Annotated[list[TextBlock], BeforeValidator(_to_system), FieldInput(str | list[TextBlock] | None)] = Field(
         default_factory=list
@@ -180,4 +183,4 @@ class MessagesInput(SamplingFields, MediaHistory):
 class MessagesRequest(MessagesInput):
     """A request for an answer. Unlike a request to count tokens, it must contain `max_tokens`."""
 
-    max_tokens: Count
+    max_tokens: TokenLimit

@@ -69,6 +69,8 @@ def stop_fields(
 def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
     if blocks.compacted is not None and blocks.compacted.ends_answer:
         return "compaction"
+    if max_tokens == 0:
+        return "max_tokens"
     # In order of precedence. The client can run complete calls, regardless of what ended the answer afterwards.
     if blocks.calls and not blocks.cut:
         return "tool_use"
