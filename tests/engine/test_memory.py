@@ -150,6 +150,58 @@ def test_each_of_several_calls_of_one_turn_is_found() -> None:
     assert found.items[5] == replace(sent_second, tokens=(6,))
 
 
+AGAIN = Closed(Reasoning(3), "Now Rome.", (10,))
+NEXT = Closed(Text(4, Phase.COMMENTARY), "And Rome.", (11,))
+SECOND = Closed(ToolCall(5, 1, "call_2", "get_weather"), '{"location":"Rome"}', (12,))
+EXACT_SECOND = (
+    AssistantReasoning("Now Rome.", (10,)),
+    AssistantMessage("And Rome.", Phase.COMMENTARY, (11,)),
+    AssistantCall("call_2", "get_weather", '{"location":"Rome"}', (12,)),
+)
+BOTH_THOUGHTS = AssistantReasoning("Use the tool.Now Rome.")
+BOTH_PREAMBLES = AssistantMessage("I look.\n\nAnd Rome.", Phase.COMMENTARY)
+CHANGED = AssistantReasoning("Use the tool. Now Rome.")
+SENT_SECOND, SECOND_RESULT = replace(EXACT_SECOND[2], tokens=()), ToolResult("call_2", "get_weather", "rain")
+# Texts that the client sends before two calls, and the recalled items up to each of the calls.
+PARALLEL_CALLS: dict[str, tuple[tuple[Item, ...], tuple[Item, ...], tuple[Item, ...]]] = {
+    "all reasoning and preambles": ((BOTH_THOUGHTS, BOTH_PREAMBLES), EXACT, EXACT_SECOND),
+    "all reasoning": ((BOTH_THOUGHTS,), EXACT, EXACT_SECOND),
+    "all preambles": ((BOTH_PREAMBLES,), EXACT, EXACT_SECOND),
+    "reasoning before the first call": ((AssistantReasoning("Use the tool."),), EXACT, EXACT_SECOND),
+    "nothing": ((), EXACT, EXACT_SECOND),
+    "changed reasoning": ((CHANGED,), (CHANGED, SENT_CALL), EXACT_SECOND[1:]),
+    "changed reasoning and all preambles": (
+        (CHANGED, BOTH_PREAMBLES),
+        (CHANGED, BOTH_PREAMBLES, SENT_CALL),
+        EXACT_SECOND[2:],
+    ),
+    "a part of the reasoning": (
+        (AssistantReasoning("Use the tool.Now"),),
+        (AssistantReasoning("Use the tool.Now"), SENT_CALL),
+        EXACT_SECOND[1:],
+    ),
+}
+
+
+@pytest.mark.parametrize(("texts", "first", "second"), PARALLEL_CALLS.values(), ids=PARALLEL_CALLS)
+def test_no_text_appears_twice_if_a_message_with_several_calls_is_sent_back(
+    texts: tuple[Item, ...], first: tuple[Item, ...], second: tuple[Item, ...]
+) -> None:
+    cache = ConversationCache()
+    cache.record("team", [THOUGHT, PREAMBLE, CALL, AGAIN, NEXT, SECOND])
+    sent = conversation(ASK, *texts, SENT_CALL, RESULT, SENT_SECOND, SECOND_RESULT)
+    assert cache.recall("team", sent).items == (ASK, *first, RESULT, *second, SECOND_RESULT)
+
+
+def test_reasoning_is_restored_after_a_message_whose_reasoning_was_changed() -> None:
+    cache = ConversationCache()
+    cache.record("team", [THOUGHT, CALL])
+    cache.record("team", [AGAIN, SECOND])
+    sent = conversation(ASK, CHANGED, SENT_CALL, RESULT, ASK, SENT_SECOND, SECOND_RESULT)
+    expected = (ASK, CHANGED, SENT_CALL, RESULT, ASK, EXACT_SECOND[0], EXACT_SECOND[2], SECOND_RESULT)
+    assert cache.recall("team", sent).items == expected
+
+
 LABEL = "builtin:browser"
 FOUND = HostedCall(3, "call_h", "browser.search", LABEL, "search")
 HOSTED = Closed(FOUND, '{"q":1}', (6, 7))

@@ -15,12 +15,14 @@ import hashlib
 import json
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from sys import getsizeof
 from typing import Final
 
 from unisono.core.conversation import (
+    MESSAGE_SEPARATOR,
     AddedTools,
     AssistantCall,
     AssistantMessage,
@@ -152,6 +154,8 @@ class ConversationCache:
         """Return the items of a conversation, with the token ids that the model generated."""
         items: list[Item] = []
         turn: list[Generated] = []
+        # Kinds of text before the calls of the current message for which the client's version replaces the stored one.
+        replaced: frozenset[type] = frozenset()
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for position, item in enumerate(conversation.items):
             if position == conversation.reasoning_from:
@@ -162,12 +166,17 @@ class ConversationCache:
                 case AssistantReasoning() | AssistantMessage():
                     turn.append(item)
                 case AssistantCall():
-                    items += self._recall_call(tenant, turn, item, sent)
+                    stored = self._recall_call(tenant, turn, item, _later_calls(conversation.items, position), sent)
+                    if turn:
+                        replaced = frozenset() if stored else frozenset(map(type, turn))
+                    items += [each for each in stored if type(each) not in replaced] or (*turn, item)
                     turn = []
                 case UserMessage() | DeveloperMessage() | ToolResult() | AddedTools():
                     items += self._recall_answer(tenant, turn)
                     turn = []
                     items.append(item)
+                    if not isinstance(item, ToolResult):
+                        replaced = frozenset()
         items += self._recall_answer(tenant, turn)
         return tuple(items)
 
@@ -229,10 +238,28 @@ class ConversationCache:
             self._store(_key(tenant, "answer", join_messages(each.text for each in messages)), messages)
 
     def _recall_call(
-        self, tenant: str, turn: Sequence[Generated], call: AssistantCall, sent: Collection[str]
-    ) -> Sequence[Item]:
-        stored = _without_sent(self._find(_key(tenant, "call", call.call_id)), call.call_id, sent)
-        return stored if _same_turn(stored, turn, call) else (*turn, call)
+        self,
+        tenant: str,
+        turn: Sequence[Generated],
+        call: AssistantCall,
+        later: Iterable[AssistantCall],
+        sent: Collection[str],
+    ) -> Sequence[StoredItem]:
+        """Return the stored turn of a call, or () if it is unknown or the client changed it.
+
+        `turn` contains the reasoning and preambles that the client sent before the call. `later` are the next calls of
+        the same message.
+        """
+
+        def stored_turn(call_id: str) -> Sequence[StoredItem]:
+            return _without_sent(self._find(_key(tenant, "call", call_id)), call_id, sent)
+
+        stored = stored_turn(call.call_id)
+        if not _has_same_call(stored, call):
+            return ()
+        # A Chat message contains the texts between its calls before the first call.
+        turns = [stored, *(stored_turn(each.call_id) for each in later)] if turn else [stored]
+        return stored if _has_same_texts(turns, turn) else ()
 
     def _recall_answer(self, tenant: str, turn: Sequence[Generated]) -> Sequence[Item]:
         items: list[Item] = []
@@ -299,25 +326,44 @@ def _is_call(item: StoredItem, call_id: str) -> bool:
     return isinstance(item, AssistantCall) and item.call_id == call_id
 
 
-def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: AssistantCall) -> bool:
-    """Return whether a client's version of a turn matches the stored turn.
+def _later_calls(items: Sequence[Item], position: int) -> Iterator[AssistantCall]:
+    """Yield the calls after `position` that only calls and results separate from it."""
+    for item in islice(items, position + 1, None):
+        if isinstance(item, AssistantCall):
+            yield item
+        elif not isinstance(item, ToolResult):
+            return
 
-    Every part that the client sends must be equal to the stored part. The client may omit reasoning and preambles,
-    because it may not have seen them.
-    """
+
+def _has_same_call(stored: Sequence[StoredItem], call: AssistantCall) -> bool:
+    """Return whether a stored turn has the client's call, with the same name and arguments."""
     own = next((item for item in stored if _is_call(item, call.call_id)), None)
-    if (
-        not isinstance(own, AssistantCall)
-        or own.name != call.name
-        or not _same_arguments(own.arguments, call.arguments)
-    ):
-        return False
-    for kind, join in ((AssistantReasoning, "".join), (AssistantMessage, join_messages)):
-        given = join([item.text for item in turn if isinstance(item, kind)])
-        # A client may omit reasoning and preambles, but it must not have changed them.
-        if given and given != join([item.text for item in stored if isinstance(item, kind)]):
+    return isinstance(own, AssistantCall) and own.name == call.name and _same_arguments(own.arguments, call.arguments)
+
+
+def _has_same_texts(turns: Sequence[Sequence[StoredItem]], given: Sequence[Generated]) -> bool:
+    """Return whether the client's reasoning and preambles match the stored turns of its message.
+
+    Each of the two kinds must be equal to the texts of the first turn, or of the first few turns. The client may omit a
+    kind, because it may not have seen it, but it must not have changed the texts.
+    """
+    for kind, between in ((AssistantReasoning, ""), (AssistantMessage, MESSAGE_SEPARATOR)):
+        wanted, end = _joined(given, kind, between), 0
+        for turn in turns if wanted else ():
+            text = _joined(turn, kind, between)
+            text = between + text if end and text else text
+            if not wanted.startswith(text, end):
+                return False
+            end += len(text)
+            if end == len(wanted):
+                break
+        if end < len(wanted):
             return False
     return True
+
+
+def _joined(items: Iterable[StoredItem], kind: type[AssistantReasoning] | type[AssistantMessage], between: str) -> str:
+    return between.join(item.text for item in items if isinstance(item, kind) and item.text)
 
 
 def _same_arguments(stored: str, given: str) -> bool:
