@@ -168,7 +168,7 @@ def large(size: int) -> StoredItem:
 
 
 TOO_LARGE = {
-    "item": response(input=(large(4_100),)),
+    "item": response(input=(said("hi"), large(4_100))),
     "many items": response(input=tuple(large(3_800) for _ in range(6))),
     "input and output": response(
         status=Status.COMPLETED, input=(large(3_800),) * 3, output=tuple(large(3_800) for _ in range(3))
@@ -189,8 +189,9 @@ async def test_oversized_response_is_refused_and_not_stored(factory: StoreFactor
 @pytest.mark.parametrize("name", TOO_LARGE)
 async def test_check_refuses_an_oversized_response_before_a_write(factory: StoreFactory, name: str) -> None:
     store = await factory.open(bounds=SMALL)
-    with pytest.raises(StoreTooLarge, match="limit"):
+    with pytest.raises(StoreTooLarge, match="limit") as caught:
         await store.check(TOO_LARGE[name])
+    assert caught.value.param == ("input.1" if name == "item" else None)
     small = response(input=(said("hi"),))
     await store.check(small)
     await store.check()

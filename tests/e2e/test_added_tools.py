@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.responses import ANSWER, THOUGHT, Line, line
+from tests.e2e.responses import ANSWER, THOUGHT, Line, line, refusal
 from tests.e2e.surfaces import unisono_object
 from tests.e2e.wires import ENCODING, WIRES
 
@@ -33,6 +33,36 @@ LOOKS = called("stars__look", '{"at":"north"}')
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
     async with line(WIRES[request.param]) as running:
         yield running
+
+
+BAD: Json = {**LOOK, "parameters": {"type": "object", "properties": {"a": 5}}, "defer_loading": False}
+BAD_STARS: Json = {**STARS, "tools": [LOOK, BAD | {"name": "bad"}]}
+# Faults that are found only when the prompt is rendered.
+FAULTS: dict[str, tuple[Json, str]] = {
+    "tools": ({"tools": [{"type": "web_search"}, BAD]}, "tools.1.parameters"),
+    "a namespace": ({"tools": [STARS, SEARCH, BAD_STARS | {"name": "suns"}]}, "tools.2.tools.1.parameters"),
+    "additional_tools": (
+        {"input": [ASKED, {"type": "additional_tools", "role": "developer", "tools": [LOOK | {"name": "see"}, BAD]}]},
+        "input.1.tools.1.parameters",
+    ),
+    "tool_search_output": (
+        {
+            "input": [
+                ASKED,
+                {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}},
+                {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [BAD_STARS]},
+            ]
+        },
+        "input.2.tools.0.tools.1.parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "param"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_error_names_the_field_of_the_declaration(harness: Line, fields: Json, param: str) -> None:
+    message = refusal(await harness.post(**{"input": [ASKED], **fields}), 400, param)
+    assert message.startswith(f"'{param}': a tool's parameters cannot be used: ")
 
 
 def is_extended(harness: Line) -> bool:

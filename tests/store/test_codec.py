@@ -52,7 +52,7 @@ responses = st.builds(
 
 @given(items)
 def test_item_round_trip(item: StoredItem) -> None:
-    assert codec.decode_item(codec.encode_item(item, BOUNDS)) == item
+    assert codec.decode_item(codec.encode_each([item], BOUNDS)[0]) == item
 
 
 times = st.floats(0, 1e11)
@@ -117,7 +117,7 @@ def test_record_of_a_newer_version_is_unreadable() -> None:
         with pytest.raises(StoreUnreadable, match="newer version"):
             codec.decode_response(*parts)
     with pytest.raises(StoreUnreadable, match="newer version"):
-        codec.decode_item(as_newer_version(codec.encode_item(EVERY_ITEM[0], BOUNDS)))
+        codec.decode_item(as_newer_version(codec.encode_each([EVERY_ITEM[0]], BOUNDS)[0]))
     with pytest.raises(StoreUnreadable, match="newer version"):
         codec.decode_conversation(as_newer_version(codec.encode_conversation(conversation())), 0)
 
@@ -143,9 +143,9 @@ def test_damaged_record_is_unreadable(name: str) -> None:
 
 def test_item_that_is_not_json_is_an_internal_error() -> None:
     with pytest.raises(InternalError):
-        codec.encode_item(StoredItem("a", (), {"lone": "\ud800"}), BOUNDS)
+        codec.encode_each([StoredItem("a", (), {"lone": "\ud800"})], BOUNDS)[0]
     with pytest.raises(InternalError):
-        codec.encode_item(StoredItem("a", (), {"huge": 2**70}), BOUNDS)
+        codec.encode_each([StoredItem("a", (), {"huge": 2**70})], BOUNDS)[0]
 
 
 def test_every_conversation_item_type_has_a_record_name() -> None:

@@ -175,10 +175,11 @@ class Toolbox:
 class _Collected:
     """Accumulator of tools, which checks that names are unique and sizes within the limits.
 
-    `are_sent_again` and `can_defer` are the parameters of `to_toolbox`.
+    `at`, `are_sent_again` and `can_defer` are the parameters of `to_toolbox`.
     """
 
-    def __init__(self, *, are_sent_again: bool, can_defer: bool) -> None:
+    def __init__(self, *, at: str, are_sent_again: bool, can_defer: bool) -> None:
+        self.at = at
         self.are_sent_again = are_sent_again
         self.can_defer = can_defer
         self.tools: list[FunctionTool] = []
@@ -203,12 +204,12 @@ class _Collected:
                 param=f"{path}.name",
             )
         if len(self.tools) >= MAX_TOOLS:
-            raise InvalidRequest(f"'tools' contains more than {MAX_TOOLS} tools.", param="tools")
+            raise InvalidRequest(f"'{self.at}' contains more than {MAX_TOOLS} tools.", param=self.at)
         self._schema_bytes += len(orjson.dumps(tool.parameters))
         if self._schema_bytes > MAX_SCHEMAS_BYTES:
             raise InvalidRequest(
-                f"'tools': the schemas have more than {MAX_SCHEMAS_BYTES:,} bytes in total; shorten them.",
-                param="tools",
+                f"'{self.at}': the schemas have more than {MAX_SCHEMAS_BYTES:,} bytes in total; shorten them.",
+                param=self.at,
             )
         self._names.add(tool.name)
         self.tools.append(tool)
@@ -217,17 +218,22 @@ class _Collected:
 
 
 def to_toolbox(
-    tools: Iterable[DeclaredTool], *, others: bool = False, are_sent_again: bool = False, can_defer: bool = True
+    tools: Iterable[DeclaredTool],
+    *,
+    at: str = "tools",
+    others: bool = False,
+    are_sent_again: bool = False,
+    can_defer: bool = True,
 ) -> Toolbox:
     """Convert all declared tools, in the client's order.
 
-    `are_sent_again` is True if clients send the tools again with every later request. A strict schema that cannot be
-    enforced then causes a note instead of an error. If `can_defer` is False, the model sees deferred tools from the
-    start, and a note reports this. `others` is True if the request also has tools that are not in `tools`. Raises
-    InvalidRequest for invalid or duplicate names, for too many tools, and for too large schemas. Raises
-    UnsupportedValue if all tools are unavailable and `others` is False.
+    `at` is the path of the list of tools in the request. `are_sent_again` is True if clients send the tools again with
+    every later request. A strict schema that cannot be enforced then causes a note instead of an error. If `can_defer`
+    is False, the model sees deferred tools from the start, and a note reports this. `others` is True if the request
+    also has tools that are not in `tools`. Raises InvalidRequest for invalid or duplicate names, for too many tools,
+    and for too large schemas. Raises UnsupportedValue if all tools are unavailable and `others` is False.
     """
-    found = _Collected(are_sent_again=are_sent_again, can_defer=can_defer)
+    found = _Collected(at=at, are_sent_again=are_sent_again, can_defer=can_defer)
     for declared in tools:
         _add(found, declared, None)
     # An agent can still work if one of its tools is unavailable. If all tools are unavailable, the request would fail
@@ -254,6 +260,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None, about
             namespace_description=about,
             kind=declared.form.value if declared.form in CLIENT_FORMS else "",
             deferred=bool(spec.defer_loading),
+            path=declared.at,
         )
         # Calls of built-in tools have fields of their own, which can be filled only from arguments that fit the schema.
         tool = replace(tool, strict=tool.strict or declared.form in CLIENT_FORMS - {CallForm.SEARCH})

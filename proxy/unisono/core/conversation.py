@@ -8,6 +8,7 @@ that the prompt of a continued conversation begins with exactly the tokens that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
@@ -78,6 +79,8 @@ class FunctionTool:
     # Label of the server that runs the tool; empty for a tool of the client. A tool of a server has only a name here.
     # Its description and schema are in the server's tool list, which is requested again for every answer.
     server: str = ""
+    # Path of the declaration in the request, for errors; empty if the tool was declared elsewhere.
+    path: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,10 +120,10 @@ def plan_tools(
 ) -> ToolSet:
     """Name and check the tools of one request.
 
-    Errors name the field that caused them: `at` is the path of a tool in the client's request, and `schema_field` the
-    field of the tool that contains its schema. Identical tools are declared once. Raises InvalidRequest for a missing
-    name, two different tools with the same name, a schema that is not an object or is too deep or too big, and names or
-    values with control characters.
+    Errors name the field that caused them. `at` is the path of a tool in the client's request, for tools without a path
+    of their own. `schema_field` is the field of the tool that contains its schema. Identical tools are declared once.
+    Raises InvalidRequest for a missing name, two different tools with the same name, a schema that is not an object or
+    is too deep or too big, and names or values with control characters.
     """
     if not tools:
         return NO_TOOLS
@@ -134,7 +134,7 @@ def plan_tools(
         try:
             digest.update(_as_sent(tool, budget))
         except InvalidRequest as refusal:
-            raise _blamed(refusal, f"{at.format(index=index)}.{schema_field}") from refusal
+            raise _blamed(refusal, f"{_path(tool, at, index)}.{schema_field}") from refusal
     planned = _PLANNED.get(digest.digest())
     if planned is None:
         planned = _plan(tools, at, schema_field, budget, digest.digest())
@@ -148,7 +148,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
     declarations: list[Declaration] = []
     characters = 0
     for index, tool in enumerate(tools):
-        place = at.format(index=index)
+        place = _path(tool, at, index)
         if distinct.setdefault(tool.name, tool) is not tool:
             if distinct[tool.name] != tool:
                 raise InvalidRequest("Two different tools have the same name; rename one.", param=f"{place}.name")
@@ -167,9 +167,13 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
 NO_TOOLS: Final = ToolSet({}, (), hashlib.sha256().digest(), 0)
 
 
+def _path(tool: FunctionTool, at: str, index: int) -> str:
+    return tool.path or at.format(index=index)
+
+
 def _blamed(refusal: InvalidRequest, field: str) -> InvalidRequest:
     """Return the same error with `field` as the field that caused it."""
-    return InvalidRequest(refusal.message, param=field)
+    return InvalidRequest(f"'{field}': {refusal.message[:1].lower()}{refusal.message[1:]}", param=field)
 
 
 _JSON: Final = json.JSONEncoder(allow_nan=False)
@@ -207,7 +211,7 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
         if not tool.name or len(tool.name) > MAX_CLIENT_NAME_LENGTH or breaks_out(tool.name):
             raise InvalidRequest(
                 f"A tool's name must have 1 to {MAX_CLIENT_NAME_LENGTH} characters on one line.",
-                param=f"{at.format(index=index)}.name",
+                param=f"{_path(tool, at, index)}.name",
             )
     names = {tool.name: tool.name for tool in tools if _LEGAL.fullmatch(tool.name)}
     taken = set(names)

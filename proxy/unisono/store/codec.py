@@ -83,14 +83,21 @@ def _decoding(read: Callable[[Record], object], *parts: bytes) -> object:
         raise StoreUnreadable("a stored record is damaged") from error
 
 
-def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
-    """Encode an item. Raises `StoreTooLarge` if the result exceeds `bounds.item` bytes."""
-    data = _dump(_item(item))
-    if len(data) > bounds.item:
-        raise StoreTooLarge(
-            f"the item cannot be stored: it has {len(data):,} bytes, the limit is {bounds.item:,}; shorten it"
-        )
-    return data
+def encode_each(items: Sequence[StoredItem], bounds: StateLimits, at: str | None = None) -> list[bytes]:
+    """Encode items. Raises `StoreTooLarge` if one of them exceeds `bounds.item` bytes.
+
+    `at` is the field of the request that contains the items; None if there is no such field.
+    """
+    encoded = [_dump(_item(item)) for item in items]
+    for index, data in enumerate(encoded):
+        if len(data) > bounds.item:
+            param = None if at is None else f"{at}.{index}"
+            name = f"item {index}" if param is None else f"'{param}'"
+            raise StoreTooLarge(
+                f"{name} cannot be stored: it has {len(data):,} bytes, the limit is {bounds.item:,}; shorten it",
+                param=param,
+            )
+    return encoded
 
 
 def decode_item(data: bytes) -> StoredItem:
@@ -103,7 +110,7 @@ def encode_items(key: str, items: Sequence[StoredItem], bounds: StateLimits) -> 
 
     Raises `StoreTooLarge` if an item exceeds `bounds.item` bytes.
     """
-    parts = [encode_item(item, bounds) for item in items]
+    parts = encode_each(items, bounds, at=key if key == "input" else None)
     return b'{"v":%d,"%s":[%s]}' % (VERSION, key.encode(), b",".join(parts))
 
 

@@ -42,7 +42,8 @@ def _added_tools(
     at = f"{param}.tools"
     without = {f"{at}.{place}" for place in servers}
     tools_of_item = declared(item.tools, at)
-    toolbox = to_toolbox((tool for tool in tools_of_item if tool.path not in without), others=True, are_sent_again=True)
+    tools_of_client = (tool for tool in tools_of_item if tool.path not in without)
+    toolbox = to_toolbox(tools_of_client, at=at, others=True, are_sent_again=True)
     conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
     if searcher is None:

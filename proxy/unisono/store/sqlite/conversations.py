@@ -16,7 +16,7 @@ from unisono.store.write_errors import refusal
 
 def create(act: Transaction, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
     head = codec.encode_conversation(conversation)
-    encoded = [(item.id, codec.encode_item(item, act.bounds)) for item in items]
+    encoded = _encoded(act, items, "items")
     last = digest(encoded)
     row = act.db.execute(
         "SELECT head, revision, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
@@ -34,6 +34,10 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
         (tenant, conversation.id, head, last, act.now + act.retention.conversation_s),
     )
     _add(act, tenant, conversation.id, encoded, upto=0, size=0)
+
+
+def _encoded(act: Transaction, items: Sequence[StoredItem], at: str | None = None) -> list[tuple[str, bytes]]:
+    return list(zip((item.id for item in items), codec.encode_each(items, act.bounds, at), strict=True))
 
 
 def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
@@ -81,7 +85,7 @@ def append(
     revision: int | None,
     lease: Lease | None,
 ) -> int:
-    encoded = [(item.id, codec.encode_item(item, act.bounds)) for item in items]
+    encoded = _encoded(act, items)
     last = digest(encoded)
     row = act.db.execute(
         "SELECT revision, upto, bytes, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
