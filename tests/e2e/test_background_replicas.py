@@ -138,6 +138,8 @@ async def test_stream_resumes_on_the_other_replica_after_any_event(pair: Pair) -
     for number in range(len(received.raw)):
         rest = await pair.b.listens(Told(), f"{path}&starting_after={number}")
         assert rest.raw == received.raw[number + 1 :]
+        assert rest.done
+    assert (await pair.b.listens(Told(), f"{path}&starting_after={len(received.raw) + 7}")).done
 
 
 async def test_running_stream_resumes_alternately_on_both_replicas(pair: Pair) -> None:

@@ -155,8 +155,9 @@ async def logged_events(
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the logged events of a response, in order, until the response has ended.
 
-    `starting_after` is the 0-based number of an event: only later events are yielded. Yields nothing if there is no
-    log. Waits while the store does not answer. Raises NotFound if the response is deleted while the log is being read.
+    `starting_after` is the 0-based number of an event: only later events are yielded. If the response has ended without
+    later events, yields one empty list. Yields nothing if there is no log. Waits while the store does not answer.
+    Raises NotFound if the response is deleted while the log is being read.
     """
     has_sent_events = False
     limit = FIRST_PAGE
@@ -178,6 +179,8 @@ async def logged_events(
             limit = max(1, min(PAGE, PAGE_BYTES * len(page.events) // sum(map(len, page.events))))
             has_sent_events = True
         if page.ended:
+            if not has_sent_events:
+                yield []
             return
 
 

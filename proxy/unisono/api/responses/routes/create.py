@@ -324,7 +324,7 @@ class ResponseCreation:
         while not response.status.terminal:
             events = logged_events(store, tenant, response_id, self._sender.dialect, starting_after=last_seen)
             async for batch in events:
-                last_seen = batch[-1].number
+                last_seen = batch[-1].number if batch else last_seen
             response = await self.found(response_id)
             # If the event log is missing, the loop above ends at once. The response is then polled.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)

@@ -35,14 +35,15 @@ def to_sse(
 ) -> EventSource[list[WireEvent]]:
     """Return the source of the events as bytes.
 
-    `[DONE]` follows the terminal event, whether the response has succeeded or failed. A stream that ends without a
-    terminal event has no `[DONE]`. `connect` receives the writer of the stream before the events are read.
+    `[DONE]` follows the terminal event, whether the response has succeeded or failed, and an empty batch, which means
+    that the client has the terminal event already. Any other stream has no `[DONE]`. `connect` receives the writer of
+    the stream before the events are read.
     """
-    last = ""
+    has_ended = False
 
     def write(batch: list[WireEvent]) -> bytes:
-        nonlocal last
-        last = batch[-1].type
+        nonlocal has_ended
+        has_ended = not batch or batch[-1].type in LAST_EVENTS.values()
         return sse_of(batch)
 
-    return EventSource(events, write, lambda: DONE if last in LAST_EVENTS.values() else b"", connect)
+    return EventSource(events, write, lambda: DONE if has_ended else b"", connect)
