@@ -376,9 +376,9 @@ async def test_a_large_body_is_stored_and_one_over_the_limit_is_refused(api: Con
     words = "word " * (OFF_LOOP_BYTES // 5 + 1)
     conversation = await api.create(message(words))
     assert texts(await api.items(conversation)) == [words]
-    for too_large in ([message(words + words)], [message(words)] * 3):
+    for too_large, param in (([message(words + words)], "items.0"), ([message(words)] * 3, None)):
         error_message(await add(api, conversation, HELLO, *too_large), 413)
-        error_message(await api.ask("POST", "/v1/conversations", {"items": [*too_large, message(words)]}), 413)
+        error_message(await api.ask("POST", "/v1/conversations", {"items": [*too_large, message(words)]}), 413, param)
     assert len(await api.items(conversation)) == 1
 
 
