@@ -7,7 +7,7 @@ import random
 import orjson
 import pytest
 
-from unisono.api.messages.tool_input import to_json, to_wire
+from unisono.api.messages.tool_input import to_arguments, to_json, to_wire
 from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
 from unisono.engine.interventions.policy import BodyFault, fault_of
 from unisono.harmony.incomplete_header import is_json_object
@@ -57,10 +57,11 @@ def test_long_integers_are_validated_against_the_schema() -> None:
     assert violation(multiple, f'{{"a":{LONG}}}') is not None
 
 
-@pytest.mark.parametrize("text", [f'{{"a":{LONG}}}', '{"a":' * DEEP + "1" + "}" * DEEP])
-def test_long_integers_and_deep_nesting_reach_clients_unchanged(text: str) -> None:
-    assert orjson.dumps({"input": to_wire(text)}).decode() == f'{{"input":{text}}}'
-    assert to_json(text) == text
+@pytest.mark.parametrize("text", [f'{{"a":{LONG}}}', '{"a":1e999}', '{"a":' * DEEP + "1" + "}" * DEEP])
+def test_objects_that_no_request_may_contain_reach_clients_as_text(text: str) -> None:
+    assert to_wire(text) == {"unparsed_arguments": text}
+    assert orjson.loads(to_json(text)) == to_wire(text)
+    assert to_arguments(to_wire(text)) == text
     assert is_json_object(text)
 
 

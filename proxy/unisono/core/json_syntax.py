@@ -87,6 +87,12 @@ def levels(text: str) -> int:
     return deepest
 
 
+def is_deeper(text: str, limit: int) -> bool:
+    """Return whether JSON is nested deeper than `limit`, which is at most `MAX_LEVELS`."""
+    # Few texts have so many brackets that the slower count is necessary.
+    return text.count("[") + text.count("{") > limit and levels(text) > limit
+
+
 def leaf_tokens(text: str) -> Iterator[str]:
     """Yield every name, string, number and constant in a JSON text, spelled as in the text."""
     for token in _TOKEN.finditer(text):

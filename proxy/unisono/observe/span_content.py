@@ -22,11 +22,14 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
+from unisono.core.json_syntax import is_deeper
 from unisono.core.observer import GenerationDone
 from unisono.errors import well_formed
 
 Part = dict[str, Any]
 OMITTED: Final = " [...] "
+# Maximum nesting depth of arguments that are written as JSON. orjson writes at most 254 levels.
+MAX_LEVELS: Final = 200
 
 
 def content_of(done: GenerationDone, max_bytes: int) -> Mapping[str, str]:
@@ -82,9 +85,9 @@ def _text(text: str, longest: int, kind: str = "text") -> Part:
 
 def _call(call_id: str, name: str, arguments: str, longest: int) -> Part:
     value: Any = _shortened(arguments, longest)
-    # Models may write arguments that are not valid JSON.
+    # Models may write arguments that are not valid JSON. Deeply nested JSON stays text.
     with suppress(orjson.JSONDecodeError):
-        value = orjson.loads(value)
+        value = value if is_deeper(value, MAX_LEVELS) else orjson.loads(value)
     return {"type": "tool_call", "id": call_id, "name": name, "arguments": value}
 
 

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import orjson
-
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
 from unisono.api.media import LINE
@@ -18,7 +16,7 @@ from unisono.api.messages.content_blocks import FILES
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
 from unisono.api.messages.mcp_servers import TOOLSET
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
-from unisono.api.messages.tool_input import exact
+from unisono.api.messages.tool_input import to_wire
 from unisono.api.tool_choice import (
     FUNCTIONS,
     ChoiceMode,
@@ -241,12 +239,7 @@ def to_call_block(item: HostedCall) -> dict[str, Any]:
 
 
 def _input(arguments: ToolArguments, name: str) -> Any:
-    members = dict(arguments.members)
-    if name == CODE or arguments.problem:
-        return members
-    # Arguments that are nested too deeply for Python have no members here, but they are not empty.
-    is_whole = bool(members) or ":" not in arguments.text
-    return exact(members, arguments.text) if is_whole else orjson.Fragment(arguments.text)
+    return dict(arguments.members) if name == CODE or arguments.problem else to_wire(arguments.text)
 
 
 def to_result(ran: Ran, sealed: str) -> dict[str, Any]:

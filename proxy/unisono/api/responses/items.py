@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
-import orjson
-
+from unisono.api.call_arguments import to_value
 from unisono.api.responses.client_tools import FORMS, TOOLS, call_fields, shell_output
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
@@ -161,17 +160,9 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
     if own_fields is not None:
         return {**item, **own_fields}
     if form is CallForm.SEARCH:
-        return {**item, **BY_CLIENT, "arguments": _parsed(arguments)}
+        return {**item, **BY_CLIENT, "arguments": to_value(arguments)}
     fields = {"input": arguments} if form is CallForm.CUSTOM else {"arguments": arguments}
     return {**item, "name": own_name, **fields, **origin}
-
-
-def _parsed(arguments: str) -> Any:
-    """Parse the arguments of a call. Returns {} for "", and invalid JSON as text."""
-    try:
-        return orjson.loads(arguments) if arguments else {}
-    except orjson.JSONDecodeError:
-        return arguments
 
 
 def to_item(closed: Closed) -> Item | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import orjson
 
+from unisono.api.call_arguments import to_value
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
     COMPLETED,
@@ -85,8 +86,8 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
 
 def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
     """Return the item of a tool search that the gateway runs."""
-    fields: Wire = {"status": status, "call_id": None, "execution": "server", "arguments": dict(item.arguments.members)}
-    return {"id": item_id, "type": "tool_search_call", **fields}
+    fields: Wire = {"status": status, "call_id": None, "execution": "server"}
+    return {"id": item_id, "type": "tool_search_call", **fields, "arguments": to_value(item.arguments.text)}
 
 
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
