@@ -254,15 +254,17 @@ class HarmonyRouter:
         is_passed = closed.complete and opened.is_allowed
         if is_passed and not opened.is_reasoning and self._gate is not None:
             content = self._gate.closes(header, text, held=not opened.is_visible)
-            if opened.is_visible:
+            if opened.is_visible and not (content or "").startswith(text):
                 content = text
             if content is None:
                 self.stopped = opened.stopped_at(closed.end, text)
                 return
             if content != text:
                 is_call = isinstance(item, ToolCall)
-                rule = "wrapped-input" if is_call else "code-fence"
-                events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))
+                # An empty object instead of blanks is no recovery: models often write no arguments.
+                if text.strip():
+                    rule = "wrapped-input" if is_call else "code-fence"
+                    events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))
                 # The tokens of a call stay as they were generated, because the backend has them in its cache.
                 text = content
                 if not is_call:

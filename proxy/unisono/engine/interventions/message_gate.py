@@ -29,6 +29,8 @@ from unisono.harmony.recipients import RecipientKind
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 FENCE: Final = "```"
+# Arguments of a call whose body is blank.
+NO_ARGUMENTS: Final = "{}"
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
 
 
@@ -43,11 +45,14 @@ class BodyChecks:
         self._tools = requirements.tools
         self._violation = violation
 
-    def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
+    def check(
+        self, message: MessageKind, header: Header, text: str, *, has_form: bool, held: bool = True
+    ) -> tuple[BodyFault, str]:
         """Return the fault of a message body, and the body to emit.
 
         `has_form`: the message must have the required answer form. A code fence around such a body is removed if the
-        content is valid. If the message calls a tool that takes free text, JSON around that text is removed.
+        content is valid. If the message calls a tool that takes free text,
+        JSON around that text is removed. A blank body of any other call to a function becomes an empty object.
         """
         form = self._requirements.form
         if form is not None and has_form:
@@ -62,10 +67,13 @@ class BodyChecks:
             return BodyFault.NONE, text
         if header.recipient.full_name in self._tools.texts:
             return self._free_text(self._tools.texts[header.recipient.full_name], text)
+        if not text.strip() and header.recipient.kind is RecipientKind.FUNCTION:
+            # Clients parse the arguments, so they must be JSON. Blanks that were emitted cannot be removed.
+            text = NO_ARGUMENTS if held else text + NO_ARGUMENTS
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
         schema = None if message is MessageKind.CALL else self._tools.schemas.get(header.recipient.full_name)
-        return self._fault(text or "{}", schema, objects=True), text
+        return self._fault(text, schema, objects=True), text
 
     def _form_fault(self, form: AnswerForm, text: str) -> BodyFault:
         """Return the fault of an answer that must have the form `form`."""
@@ -200,7 +208,7 @@ class MessageGate:
             return text
         message = self._obligations.message_kind(header)
         has_form = self._obligations.has_form(message)
-        fault, content = self._checks.check(message, header, text, has_form=has_form)
+        fault, content = self._checks.check(message, header, text, has_form=has_form, held=held)
         action = CLOSING[message, fault]
         if held and self._is_rejected(action, message, header, text):
             return None
