@@ -143,6 +143,21 @@ async def test_a_code_fence_is_removed(unguided: Desk, ask: Any, stream: bool) -
     assert len(model.asked) == 1
 
 
+@pytest.mark.parametrize("harness", ["vllm"], indirect=True)
+@both_forms
+@on_each
+async def test_a_code_fence_that_a_constraint_let_through_is_removed_or_reported(
+    harness: Desk, ask: Any, stream: bool
+) -> None:
+    fenced = f"```json\n{PARIS}\n```"
+    harness.think(answers(PARIS), bodies=[fenced])
+    outcome = await ask(harness, stream=stream, response_format=form(CITY, strict=True))
+    # The client of a stream already has the fence.
+    assert outcome.text + outcome.refusal == (fenced if stream else PARIS)
+    assert outcome.unmet == (REFUSAL_OF_INVALID_JSON if stream else "")
+    assert ("code-fence" in outcome.note["recoveries"]) is not stream
+
+
 @both_forms
 @on_each
 async def test_a_truncated_answer_is_not_a_refusal(unguided: Desk, ask: Any, stream: bool) -> None:

@@ -51,13 +51,13 @@ class BodyChecks:
         """Return the fault of a message body, and the body to emit.
 
         `has_form`: the message must have the required answer form. A code fence around such a body is removed if the
-        content is valid. If the message calls a tool that takes free text,
+        content is valid and the body was not emitted yet (`held`). If the message calls a tool that takes free text,
         JSON around that text is removed. A blank body of any other call to a function becomes an empty object.
         """
         form = self._requirements.form
         if form is not None and has_form:
             fault = self._form_fault(form, text)
-            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.disabled_rules:
+            if fault is BodyFault.NONE or not held or CODE_FENCE in self._requirements.disabled_rules:
                 return fault, text
             content = without_code_fence(text)
             if content is not None and self._form_fault(form, content) is BodyFault.NONE:
