@@ -86,6 +86,7 @@ def of_one_kind(depth: int, inner: str = "1") -> str:
 values = st.one_of(
     st.builds(nested, st.integers(1, 1_200)),
     st.builds(of_one_kind, st.integers(1, 1_200)),
+    st.builds("{}e{}".format, st.integers(), st.integers(-400, 400)),
 )
 
 
@@ -132,6 +133,8 @@ class RunningApp:
             case _:
                 deltas = [choice["delta"] for event in answer.events for choice in event["choices"]]
                 calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+                if not calls:
+                    return {}
                 first, *more = calls
                 first["function"]["arguments"] += "".join(call["function"]["arguments"] for call in more)
                 return {"choices": [{"message": {"role": "assistant", "tool_calls": [first]}}]}
@@ -200,8 +203,12 @@ def running_app() -> Iterator[RunningApp]:
 @example(value=nested(300), stream=True)
 @example(value=of_one_kind(900), stream=False)
 @example(value="1" * 30, stream=False)
+@example(value="1e999", stream=False)
+@example(value="9" * 400, stream=True)
 @given(value=values, stream=st.booleans())
-def test_any_arguments_are_answered(running_app: RunningApp, surface: Surface, value: str, stream: bool) -> None:
+def test_any_arguments_are_answered_and_accepted_again(
+    running_app: RunningApp, surface: Surface, value: str, stream: bool
+) -> None:
     arguments = f'{surface.start}"a":{value}}}'
     running_app.say(
         f"<|channel|>commentary to=functions.{surface.called} <|constrain|>json<|message|>{arguments}<|call|>"
@@ -209,4 +216,4 @@ def test_any_arguments_are_answered(running_app: RunningApp, surface: Surface, v
     first = b'"input":"Hi"' if surface.path == "/v1/responses" else b'"messages":' + json.dumps([USER]).encode()
     is_streamed = stream and not surface.fields
     answer = running_app.answer(surface, first, stream=is_streamed)
-    history_of(surface, answer)
+    running_app.answer(surface, history_of(surface, answer), stream=is_streamed)

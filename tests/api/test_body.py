@@ -79,6 +79,24 @@ async def test_an_invalid_body_is_refused_quickly(body: bytes, message: str) -> 
     assert time.perf_counter() - started < 10
 
 
+DEEPEST: dict[str, Any] = orjson.loads(nested(MAX_DEPTH))
+DEEP: dict[str, tuple[dict[str, Any], str]] = {
+    "one field": ({"model": "m", "a": orjson.loads(nested(MAX_DEPTH))}, "a.a.0.0.0.0.0.0"),
+    "a tool": (
+        {"x": [[]], "tools": [{}, {"parameters": orjson.loads(nested(MAX_DEPTH))}]},
+        "tools.1.parameters.a.0.0.0.0",
+    ),
+    "long names": ({"n" * 100: {"m" * 100: orjson.loads(nested(MAX_DEPTH))}}, f"{'n' * 64}.{'m' * 64}.a.0.0.0.0.0"),
+}
+
+
+@pytest.mark.parametrize(("body", "param"), DEEP.values(), ids=DEEP)
+def test_the_error_for_deep_nesting_names_the_field_and_the_limit(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_DEPTH} levels. Reduce") as refused:
+        to_object(orjson.dumps(body))
+    assert refused.value.param == param
+
+
 @pytest.mark.slow
 async def test_the_event_loop_is_not_blocked_by_a_large_body() -> None:
     body = orjson.dumps({"a": [{"b": [1]} for _ in range(100_000)]})

@@ -26,9 +26,12 @@ from unisono.errors import InvalidRequest
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
 # second.
 OFF_LOOP_BYTES = 256 * 1024
-# Maximum nesting levels of a body. Later checks of its values are recursive and must not reach Python's recursion
-# limit.
-MAX_DEPTH = 64
+# Maximum nesting levels of a body. A schema may have 64 levels (`schemas.supported`), each of which needs up to two
+# levels of the body. Later checks of the values are recursive and must not reach Python's recursion limit of 1,000, and
+# orjson writes at most 254 levels.
+MAX_DEPTH = 160
+# Maximum steps of a path that an error message contains.
+MAX_PATH_STEPS = 8
 # Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000
 # Maximum characters in one unbroken run, for example of letters or of blanks. The tokenizer handles a run of this
@@ -226,7 +229,24 @@ def check_depth(value: dict[str, Any]) -> int:
         nodes = [child for child in children if type(child) in _CONTAINERS]
         if not nodes:
             return members
-    raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    raise _nested_too_deeply(value)
+
+
+def _nested_too_deeply(value: dict[str, Any]) -> InvalidRequest:
+    """Return the error that names the field with more than `MAX_DEPTH` levels."""
+    level, path = 1, ""
+    pending: list[tuple[int, str, Any]] = [(level, path, value)]
+    while level <= MAX_DEPTH:
+        level, path, node = pending.pop()
+        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+            if type(child) in _CONTAINERS:
+                step = f"{'.' * (level > 1)}{str(name)[:MAX_NAME_LENGTH]}" if level <= MAX_PATH_STEPS else ""
+                pending.append((level + 1, path + step, child))
+    return InvalidRequest(
+        f"'{path}' is nested too deeply: a body may have at most {MAX_DEPTH} levels. "
+        "Reduce the nesting, or send this value as text that contains JSON.",
+        param=path,
+    )
 
 
 def check_runs(value: dict[str, Any]) -> None:
