@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.api.asgi import Exchange
-from tests.depth import examples
+from tests.depth import DEEP, examples
 from tests.e2e.gateway import config_of
 from tests.fakes import FakeVllm
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.messages.schema import MessagesRequest
+from unisono.api.messages.server_tools import result_text
+from unisono.api.passthrough_routes import readable_text, text_bytes
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.app import build
 from unisono.config import parse
@@ -37,6 +39,8 @@ SURFACES: dict[str, tuple[type[BaseModel], Json]] = {
 }
 FIELD_IN_MESSAGE = re.compile(r"^([\w.]+): |'([^']+)'")
 MAX_DEPTH = 4
+# One in this many bodies is sent in a quick run. The number of odd values is coprime to it.
+STEP = 1 if DEEP else 47
 
 texts = st.one_of(
     st.sampled_from(["", "auto", "none", "user", "function", "text", "json_object", "call_1", "<|end|>", "a b", "\0"]),
@@ -172,3 +176,197 @@ def test_any_body_is_answered_or_refused_with_the_name_of_a_field(
     model, valid_body = SURFACES[path]
     body = {"model": "gpt-oss", **valid_body, **data.draw(bodies[path])}
     check(running_app.post(path, body), body, model)
+
+
+SCHEMA = {"type": "object", "properties": {"at": {"type": ["string", "null"], "enum": ["a", None]}}, "required": ["at"]}
+URL = "https://example.com/a.png"
+SAMPLES: dict[str, list[Json]] = {
+    "/v1/chat/completions": [
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "Hi"}, {"type": "file", "file": {"file_id": "f"}}],
+                },
+                {
+                    "role": "assistant",
+                    "content": [{"type": "refusal", "refusal": "No."}],
+                    "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}],
+                    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "so"}]},
+                {"role": "user", "content": "And?"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": False}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+            "stream_options": {"include_usage": True},
+            "reasoning": {"effort": "low"},
+            "metadata": {"a": "b"},
+        }
+    ],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": URL}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "so"}]},
+                {"type": "shell_call", "call_id": "s", "action": {"commands": ["ls"]}, "status": "completed"},
+                {
+                    "type": "shell_call_output",
+                    "call_id": "s",
+                    "output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}],
+                },
+                {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"q": ["a"]}},
+                {
+                    "type": "tool_search_output",
+                    "call_id": "t",
+                    "execution": "client",
+                    "tools": [{"type": "function", "name": "g", "parameters": SCHEMA}],
+                },
+                {
+                    "type": "web_search_call",
+                    "id": "ws_1",
+                    "status": "completed",
+                    "action": {"type": "search", "query": "q"},
+                },
+                {
+                    "type": "mcp_call",
+                    "id": "mcp_1",
+                    "server_label": "s",
+                    "name": "n",
+                    "arguments": "{}",
+                    "error": {"a": 1},
+                },
+                {"type": "compaction", "encrypted_content": "x"},
+                {"type": "configuration_update", "model": "gpt-oss"},
+                {"role": "user", "content": "And?"},
+            ],
+            "tools": [
+                {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
+                {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
+                {"type": "local_shell"},
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "m", "parameters": SCHEMA}]},
+                {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}},
+            ],
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "context_management": [{"type": "compaction"}],
+            "include": ["reasoning.encrypted_content"],
+            "store": False,
+        }
+    ],
+    "/v1/messages": [
+        {
+            "max_tokens": 9,
+            "system": [{"type": "text", "text": "Be brief."}],
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "Hi"},
+                        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
+                        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
+                        {
+                            "type": "search_result",
+                            "source": "s",
+                            "title": "t",
+                            "content": [{"type": "text", "text": "x"}],
+                        },
+                    ],
+                },
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_fetch", "input": {"url": "u"}},
+                        {
+                            "type": "web_fetch_tool_result",
+                            "tool_use_id": "srvtoolu_1",
+                            "content": {
+                                "type": "web_fetch_result",
+                                "url": "u",
+                                "content": {"type": "document", "source": {"type": "text", "data": "x"}},
+                            },
+                        },
+                        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"at": "a"}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "toolu_1",
+                            "content": [
+                                {"type": "text", "text": "so"},
+                                {"type": "image", "source": {"type": "url", "url": URL}},
+                                {"type": "document", "source": {"type": "base64", "media_type": "a/b", "data": "QQ=="}},
+                            ],
+                        }
+                    ],
+                },
+            ],
+            "tools": [
+                {"name": "f", "input_schema": SCHEMA},
+                {"type": "web_search_20250305", "name": "web_search", "allowed_domains": ["a.com"]},
+            ],
+            "tool_choice": {"type": "tool", "name": "f"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+            "context_management": {
+                "edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100}}]
+            },
+            "metadata": {"user_id": "u"},
+        }
+    ],
+}
+DEEPEST: Any = json.loads("[" * 120 + "]" * 120)
+ODD_VALUES: list[Any] = [[], {}, 7, 1e300, True, None, "x", [{"type": []}], {"type": {}}, DEEPEST]
+
+
+def with_odd_values(node: Any) -> Iterator[Any]:
+    """Yield copies of `node` in each of which one value, at any depth, is replaced by an odd one."""
+    yield from ODD_VALUES
+    if isinstance(node, dict | list):
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            for changed in with_odd_values(child):
+                copy: Any = node.copy()
+                copy[key] = changed
+                yield copy
+
+
+@pytest.mark.parametrize("path", SURFACES)
+def test_a_value_of_any_type_in_any_field_is_no_failure(running_app: RunningApp, path: str) -> None:
+    for sample in SAMPLES[path]:
+        for number, body in enumerate(with_odd_values({"model": "gpt-oss", **sample})):
+            if isinstance(body, dict) and number % STEP == 0:
+                response = running_app.post(path, body)
+                assert response.status < 500, (body, response.body)
+
+
+NO_STRING: dict[str, tuple[Json, str]] = {
+    "a document": ({"type": "document", "source": {"type": [], "data": "x"}}, "messages.0.content.0.source.type"),
+    "an image": ({"type": "image", "source": {"type": ["url"]}}, "messages.0.content.0"),
+}
+
+
+@pytest.mark.parametrize(("block", "param"), NO_STRING.values(), ids=NO_STRING)
+def test_the_type_of_a_source_must_be_a_string(running_app: RunningApp, block: Json, param: str) -> None:
+    messages = [{"role": "user", "content": [block]}]
+    response = running_app.post("/v1/messages", {"model": "gpt-oss", "max_tokens": 9, "messages": messages})
+    assert response.status == 400, response.body
+    assert param in response.json()["error"]["message"]
+
+
+def test_types_that_are_no_strings_are_read_in_results() -> None:
+    assert result_text({"type": "web_fetch_result", "source": {"type": ["text"], "data": "x"}}) == "x"
+
+
+def test_the_text_of_a_body_with_types_that_are_lists_is_counted() -> None:
+    assert text_bytes({"tools": [{"parameters": SCHEMA}]}) > 0
+    assert readable_text([{"type": ["text"], "text": "Hi"}]) == "Hi"

@@ -297,7 +297,7 @@ class MediaRemoval:
             return part
         name = str(part.get("type"))
         source = part.get("source")
-        if name == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
+        if name == "document" and isinstance(source, dict) and str(source.get("type")) in TEXT_SOURCES:
             return self._within(part, "source", path, keeps=keeps)
         kind = MEDIA_PARTS.get(name)
         if kind is None:
@@ -360,7 +360,7 @@ def _can_be_read(part: Mapping[str, Any]) -> bool:
     """Return whether a file part has the fields of a file. Validation refuses other file parts."""
     source = part.get("source")
     if part.get("type") == "document":
-        return isinstance(source, dict) and source.get("type") in SOURCES
+        return isinstance(source, dict) and str(source.get("type")) in SOURCES
     return source is None
 
 

@@ -123,7 +123,7 @@ def has_output(api: Api, event: AnswerPart) -> bool:
     if api not in TEXT_APIS:
         return True
     if api is Api.RESPONSES:
-        return event.get("type") not in WITHOUT_OUTPUT
+        return str(event.get("type")) not in WITHOUT_OUTPUT
     choices = event.get("choices")
     return any(_choice_has_output(choice) for choice in choices) if isinstance(choices, list) else False
 

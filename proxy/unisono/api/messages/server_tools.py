@@ -353,7 +353,7 @@ def _source_text(source: Any) -> str:
     if not isinstance(source, dict):
         return ""
     # A fetched PDF is base64, which the model must not read as text.
-    return LINE.format(kind="File") if source.get("type") in FILES else result_text([source.get("data"), source])
+    return LINE.format(kind="File") if str(source.get("type")) in FILES else result_text([source.get("data"), source])
 
 
 def is_encrypted(content: Any) -> bool:
