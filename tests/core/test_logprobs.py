@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from unisono.core.generation import TokenLogprob
 from unisono.core.logprobs import LogprobLog
+from unisono.harmony.body_text import TableBodyText
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -71,6 +72,40 @@ def test_tokens_without_a_value_are_left_out() -> None:
     log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
     log.add(tokens, [None if token == tokens[-1] else TokenLogprob(token, -1.0) for token in tokens])
     assert spelled(log.emitted(0, "one two three")) == "one two"
+
+
+HI = 12194
+# Tokens of a lead byte of two, of a lead byte of three, and of a byte that never begins a character.
+INVALID: dict[str, list[int]] = {
+    "first": [222, HI, HI, 11],
+    "in the middle": [HI, 222, HI, 11],
+    "twice": [HI, 222, 222, HI],
+    "last": [HI, HI, 222],
+    "after a space": [HI, 220, 222, HI],
+    "after a part of a character": [HI, *ENCODING.encode_text("🦜")[:1], HI, 11],
+    "before a character of several tokens": [222, *ENCODING.encode_text("🦜"), HI],
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("body", INVALID.values(), ids=INVALID)
+def test_bytes_that_are_not_utf8_have_log_probabilities(body: list[int], is_streamed: bool) -> None:
+    tokens = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *body, *ENCODING.encode_marked("<|return|>")]
+    log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
+    log.start_generation()
+    parser, found, emitted = TableBodyText(ENCODING), [], ""
+    parser.start()
+    for token in tokens if is_streamed else ():
+        log.add([token], [TokenLogprob(token, -1.0)])
+        if token in body and (piece := parser.text_of([token])):
+            found += log.emitted(0, piece)
+            emitted += piece
+    if not is_streamed:
+        log.add(tokens, [TokenLogprob(token, -1.0) for token in tokens])
+    if rest := ENCODING.decode(body)[len(emitted) :]:
+        found += log.emitted(0, rest)
+    assert [value.token for _, value in found] == body
+    assert b"".join(content for content, _ in found) == ENCODING.decode_bytes(body)
 
 
 @given(st.text(min_size=1, max_size=40), st.lists(st.integers(1, 5), max_size=20))

@@ -7,6 +7,7 @@ log probabilities. The text of a raw completion is not changed, so its tokens ar
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -16,6 +17,10 @@ from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
 # Maximum number of bytes of emitted text that match no token and are buffered. If a text has more, no log probabilities
 # are reported for the rest of the text.
 MAX_INSERTED_BYTES: Final = 4_096
+# Maximum number of tokens with invalid UTF-8 that are matched together.
+MAX_REPLACED_TOKENS: Final = 16
+REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
 
 # Token id with its log probability, which is None if unknown.
@@ -100,12 +105,18 @@ class LogprobLog:
                 at += 1
                 continue
             if content.startswith(spelled, start):
-                if (value := self._values[at]) is not None:
-                    found.append((spelled, value))
+                found += self._scored_bytes(at, at + 1)
                 start += len(spelled)
                 at += 1
             elif len(content) - start < len(spelled) and spelled.startswith(content[start:]):
                 break
+            elif (replaced := self._replaced(at)) is not None:
+                end, shown = replaced
+                # As below, the gateway may have inserted text before these tokens.
+                if (begin := content.find(shown, start)) < 0:
+                    break
+                found += self._scored_bytes(at, end)
+                start, at = begin + len(shown), end
             elif (inserted := content.find(spelled, start)) >= 0:
                 # The gateway inserted text before this token.
                 start = inserted
@@ -115,6 +126,10 @@ class LogprobLog:
         state.rest = content[start:]
         state.position = at if len(state.rest) <= MAX_INSERTED_BYTES else None
         return found
+
+    def _scored_bytes(self, begin: int, end: int) -> list[tuple[bytes, TokenLogprob]]:
+        """Return the bytes and the log probability of each token that has one, as in `scored`."""
+        return [(self.token_bytes(token), value) for token, value in self.scored(begin, end) if value is not None]
 
     def _start_of(self, content: bytes) -> int | None:
         """Return the token index of the message body that has the longest common prefix with a text.
@@ -131,16 +146,35 @@ class LogprobLog:
 
     def _common_prefix(self, start: int, content: bytes) -> int:
         """Return the length in bytes of the common prefix of a text and the body at index `start`."""
-        length = 0
-        for at in range(start, len(self._tokens)):
+        length, at = 0, start
+        while at < len(self._tokens):
             token = self._tokens[at]
             if length == len(content) or token >= FIRST_SPECIAL:
                 break
-            spelled = self.token_bytes(token)
+            end, spelled = at + 1, self.token_bytes(token)
+            if not content.startswith(spelled, length):
+                end, spelled = self._replaced(at) or (end, spelled)
             if not content.startswith(spelled, length):
                 return length + _common_length(spelled, content[length : length + len(spelled)])
             length += len(spelled)
+            at = end
         return length
+
+    def _replaced(self, start: int) -> tuple[int, bytes] | None:
+        """Return the end and the emitted bytes of the tokens from `start` with invalid UTF-8.
+
+        The text has U+FFFD for the invalid bytes. The last token ends with a whole character, and follows an invalid
+        byte as closely as possible. Returns None if the bytes from `start` on are valid.
+        """
+        decoder = _UTF8(errors="replace")
+        text, end = "", start
+        while end < len(self._tokens) and self._tokens[end] < FIRST_SPECIAL and end - start < MAX_REPLACED_TOKENS:
+            text += decoder.decode(self.token_bytes(self._tokens[end]))
+            end += 1
+            if not decoder.getstate()[0]:
+                break
+        text += decoder.decode(b"", final=True)
+        return (end, text.encode()) if REPLACEMENT in text else None
 
 
 def _common_length(one: bytes, other: bytes) -> int:
