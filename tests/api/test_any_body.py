@@ -24,7 +24,8 @@ from tests.fakes import FakeVllm
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import result_text
-from unisono.api.passthrough_routes import readable_text, text_bytes
+from unisono.api.passthrough_estimates import estimated_input
+from unisono.api.passthrough_routes import readable_text
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.app import build
 from unisono.config import parse
@@ -368,5 +369,5 @@ def test_types_that_are_no_strings_are_read_in_results() -> None:
 
 
 def test_the_text_of_a_body_with_types_that_are_lists_is_counted() -> None:
-    assert text_bytes({"tools": [{"parameters": SCHEMA}]}) > 0
+    assert estimated_input({"tools": [{"parameters": SCHEMA}]}) > (0, 0)
     assert readable_text([{"type": ["text"], "text": "Hi"}]) == "Hi"
