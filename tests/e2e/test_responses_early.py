@@ -46,6 +46,8 @@ TOO_LARGE: dict[str, Json] = {
     "many items": {"input": [message(WORDS)] * 10},
     "instructions": {"instructions": WORDS * 18},
 }
+# Fields that the errors name; an error about the whole response names none.
+TOO_LARGE_FIELDS = {"item": "input.0", "one of several items": "input.1"}
 
 
 @pytest.mark.sampled(one_in=2)
@@ -53,7 +55,7 @@ TOO_LARGE: dict[str, Json] = {
 @pytest.mark.parametrize("name", TOO_LARGE)
 async def test_state_that_is_too_large_is_rejected_before_generation(site: Line, name: str, stream: bool) -> None:
     site.say(ANSWER)
-    refusal(await site.post(stream=stream, **TOO_LARGE[name]), 413, code="state_too_large")
+    refusal(await site.post(stream=stream, **TOO_LARGE[name]), 413, TOO_LARGE_FIELDS.get(name), code="state_too_large")
     assert site.prompts == []
 
 

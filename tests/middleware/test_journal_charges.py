@@ -8,7 +8,7 @@ from tests.e2e.keyed import ring
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import Caller, SharedLimits, shared_account
-from unisono.core.directory import EntryKind
+from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import Account, KeyLimits, QuotaKind, QuotaReservation
 from unisono.engine.request import GenerationService
 from unisono.middleware.quota import Metering
@@ -17,7 +17,7 @@ LIMITS = KeyLimits(token_budget=20)
 
 
 async def test_a_lost_journal_is_charged_to_the_budgets_of_key_team_and_user() -> None:
-    shared = [shared_account(kind, "a") for kind in (EntryKind.TEAM, EntryKind.USER)]
+    shared = [shared_account(DirectoryEntry(kind, "a", 0.0)) for kind in (EntryKind.TEAM, EntryKind.USER)]
     caller = Caller("a", "key_a", LIMITS, shared_limits=tuple(SharedLimits(account, LIMITS) for account in shared))
     accounts = [Account("a", "key_a"), *shared]
     async with ring("memory://") as keys:
