@@ -30,7 +30,7 @@ OFF_LOOP_BYTES = 256 * 1024
 # levels of the body. Later checks of the values are recursive and must not reach Python's recursion limit of 1,000, and
 # orjson writes at most 254 levels.
 MAX_DEPTH = 160
-# Maximum steps of a path that an error message contains.
+# Maximum number of steps of a path in an error message.
 MAX_PATH_STEPS = 8
 # Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000

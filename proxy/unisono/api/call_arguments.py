@@ -13,14 +13,17 @@ import orjson
 from unisono.api.body import MAX_DEPTH
 from unisono.core.json_syntax import is_deeper
 
-# Levels of a request around the arguments of a call in its history, with a margin.
+# Nesting levels of a request body that surround the arguments of an earlier call, plus a margin.
 SURROUNDING_LEVELS: Final = 10
 # Maximum nesting depth of arguments that are emitted as a JSON value. orjson parses 1,024 levels, but writes only 254.
 MAX_ARGUMENT_LEVELS: Final = MAX_DEPTH - SURROUNDING_LEVELS
 
 
 def to_value(arguments: str) -> Any:
-    """Parse arguments; blank text is {}. Return the text itself if it must remain text."""
+    """Parse arguments. Return {} for blank text.
+
+    Returns the text itself if it is not valid JSON, or if no request may contain its value.
+    """
     if not arguments.strip():
         return {}
     if is_deeper(arguments, MAX_ARGUMENT_LEVELS):

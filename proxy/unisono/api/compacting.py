@@ -208,7 +208,7 @@ class CompactingStream(BatchStream):
         self._notes = notes_on_summary(summary, report)
         self._left_out = report.facts.left_out if summary else 0
         if self._plan.ends_answer:
-            # No other generation follows, whose report would be published.
+            # Otherwise, the report of the answer that follows contains the notes.
             self.report.notes = [*self._notes, *report.notes]
             self.report.facts = replace(report.facts, left_out=self._left_out)
         return Compacted(
@@ -246,7 +246,7 @@ class CompactingStream(BatchStream):
             return None
         try:
             summary, usage = str(note["summary"]), Usage(**note["usage"])
-            # Earlier versions stored neither notes nor the number of items.
+            # Earlier versions stored neither notes nor the number of dropped items.
             self._notes, self._left_out = [*map(str, note.get("notes", ()))], int(note.get("left_out", 0))
         except (AttributeError, KeyError, TypeError, ValueError) as failure:
             raise StoreUnreadable(

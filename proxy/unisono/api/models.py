@@ -49,7 +49,7 @@ class ModelCard(Protocol):
 
     @property
     def can_read_images(self) -> bool | None:
-        """True if images in requests reach a model, itself or as descriptions; None if unknown."""
+        """True if the model receives images in requests, or descriptions of them; None if unknown."""
         ...
 
     @property

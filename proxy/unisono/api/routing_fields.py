@@ -57,7 +57,7 @@ class RoutingFields:
             raise UnsupportedValue(
                 f"Invalid value for 'mock_response': {REFUSALS['mock_response']}", param="mock_response"
             )
-        # Names of deployments are visible to the operator only.
+        # Only the operator may bypass the selection of a deployment.
         if deployment and not caller.is_operator:
             raise NotAllowed(
                 f"'{DEPLOYMENT_HEADER}': only an admin may select a deployment; remove this header.",

@@ -92,7 +92,7 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
 def summary_of(answer: CollectedAnswer) -> str:
     """Return the summary, or "" if the model wrote only reasoning or calls.
 
-    A summary that was cut off does not count, because it would replace a conversation of which it lacks a part.
+    Also returns "" for a summary that was cut off, because it does not cover the whole conversation that it replaces.
     """
     if answer.finished.reason is FinishReason.LENGTH:
         return ""
@@ -127,7 +127,7 @@ class Replacement:
     """Items that replace a conversation, in the order `kept`, `newest`, `summary`, `pending`.
 
     `kept` are the instructions and the added tools, and `newest` the user's newest messages. `pending` are the calls
-    without a result, whose results may follow. Without a summary, `kept` is the whole conversation.
+    whose results may still follow, with their reasoning. Without a summary, `kept` is the whole conversation.
     """
 
     kept: tuple[Item, ...]
@@ -177,7 +177,7 @@ def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERV
 def pending_calls(items: Sequence[Item]) -> list[Item]:
     """Return the calls without a result, each after its reasoning.
 
-    A call does not count if the model has answered a later message of the user, because the user gave up the call.
+    A call is omitted if the model has answered a later message of the user, because the user then gave up the call.
     """
     pending: dict[str, list[Item]] = {}
     reasoning: list[Item] = []

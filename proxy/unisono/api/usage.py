@@ -120,7 +120,7 @@ async def get_usage(
     """Return the usage of the key by day and model."""
     today = datetime.fromtimestamp(source.clock(), UTC).date().isoformat()
     until = until or max(today, since or today)
-    # Days before the first possible day have no usage.
+    # An early `until` must not lead to a day before the first day of the calendar.
     before = max(date.fromisoformat(until).toordinal() - (DAYS - 1), 1)
     since = since or date.fromordinal(before).isoformat()
     if until < since:

@@ -71,7 +71,7 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
 def _deployments_of(provider: str, config: Config, names: Sequence[str]) -> list[str]:
     """Return the deployments to which the budget of a provider applies.
 
-    If no entry has this provider, its name stands for the entries of the same kind that have no budget of their own.
+    If no entry has this provider, the budget applies to the entries of the same kind that have no budget of their own.
     """
     entries = list(zip(config.model_list, names, strict=True))
     own = [name for entry, name in entries if entry.provider == provider]

@@ -67,7 +67,7 @@ def _model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
 
 
 def _vision_model(catalogue: ModelRegistry, model: ServedModel) -> str | None:
-    """Return the model that describes images for `model`, None if its images are not described."""
+    """Return the model that describes images for `model`; None if no model describes them."""
     name = model.settings.media_model
     return name and catalogue.resolve_alias(name, "media_model")
 
@@ -89,8 +89,8 @@ def _answer_defaults(model: ServedModel) -> AnswerDefaults:
 class Card:
     """Public properties of a model name, for the list of models.
 
-    `context` is the context window in tokens; it and `can_read_images` are None if unknown. `is_stored` is True if all
-    deployments of the model were added at run time.
+    `context` is the context window in tokens. `context` and `can_read_images` are None if unknown. `is_stored` is True
+    if all deployments of the model were added at run time.
     """
 
     id: str

@@ -62,16 +62,16 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _pool_at(name: str) -> RoutingPool:
-    """Return the backend `KIND/MODEL@ADDRESS`.
+    """Return a pool with the backend `KIND/MODEL@ADDRESS`.
 
     Raises ClickException if one of the parts is invalid.
     """
     try:
         return _pool(parse({"model_list": [_entry(name)]}, os.environ).config)
     except ConfigError as error:
-        # The path of the key is one of the entry above, which the user did not write.
+        # The messages begin with the path of a key in the generated entry, which the user did not write.
         reasons = "; ".join(message.partition(": ")[2] or message for message in error.messages)
-        raise click.ClickException(f"{on_one_line(name)}: not valid as KIND/MODEL@ADDRESS: {reasons}") from error
+        raise click.ClickException(f"{on_one_line(name)}: not a valid KIND/MODEL@ADDRESS: {reasons}") from error
 
 
 def _pool(config: Config) -> RoutingPool:

@@ -195,7 +195,7 @@ def key_of(key_env: str) -> str:
 def show_comparison(before: Path, after: Path, *, as_json: bool) -> bool:
     """Print a comparison of two scorecards, and return whether the second one is worse.
 
-    It is worse if a suite has significantly fewer correct answers.
+    A scorecard is worse if one of its suites has significantly fewer correct answers.
     """
     comparisons = compare(_read(before), _read(after))
     if not comparisons:

@@ -113,7 +113,7 @@ def _moment(text: str) -> float | None:
 
 
 def _future(at: float, now: float) -> float:
-    # A key that has expired already would be a mistake. `unisono keys revoke` ends a key.
+    # An expiry in the past is a mistake. To end a key at once, `unisono keys revoke` exists.
     if at <= now:
         raise ValueError(at)
     return at

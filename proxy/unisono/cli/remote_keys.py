@@ -81,14 +81,14 @@ class AdminClient:
             yield
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise click.ClickException(
-                f"{self._url}: the answer is not that of a Unisono gateway of this version; check the address"
+                f"{self._url}: the answer does not come from a Unisono gateway of this version; check the address"
             ) from error
 
 
 def reads_answers(
     method: Callable[Concatenate[Client, Arguments], Result],
 ) -> Callable[Concatenate[Client, Arguments], Result]:
-    """Run a method of an `AdminClient` in its context `reading`."""
+    """Decorate a method of an `AdminClient`, so that it runs in the context `reading`."""
 
     @wraps(method)
     def read(self: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -35,7 +35,7 @@ from unisono.store import open_store
 PATIENCE_S: Final = 5.0
 # Exit codes of a replay with a different result, and of a replay that is not possible.
 DIFFERENT, UNREPLAYABLE = 1, 2
-# Exceptions of code that reads a damaged recording, whose fields may be missing or have any type.
+# Exceptions that a damaged recording can cause, because its fields may be missing or have any type.
 DAMAGED: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 Result = TypeVar("Result")

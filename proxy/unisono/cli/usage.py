@@ -48,9 +48,9 @@ HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING
 
 
 def days_of(since: datetime | None, until: datetime | None) -> tuple[str, str]:
-    """Return two days as YYYY-MM-DD; None means the first or the last possible day.
+    """Return the first and the last day of a period as YYYY-MM-DD.
 
-    Raises `BadParameter` if the last day is before the first one.
+    None means the first or the last day of the calendar. Raises `BadParameter` if the period ends before it begins.
     """
     first, last = (since or datetime.min).date().isoformat(), (until or datetime.max).date().isoformat()
     if last < first:

@@ -113,7 +113,8 @@ def parsed_yaml(path: Path) -> object:
     # The conversion of a value failed, for example of the date 2026-02-30 or of a number with thousands of digits.
     except (ValueError, LookupError, AttributeError, TypeError):
         raise ConfigError(
-            f"{path}: invalid YAML: a value is not valid for its type, such as a date; put texts in quotes"
+            f"{path}: invalid YAML: a value is not valid, such as the date 2026-02-30; correct the value, "
+            "or put it in quotes"
         ) from None
     # The parser is recursive, so deeply nested input exceeds Python's recursion limit.
     except (yaml.YAMLError, RecursionError):

@@ -96,7 +96,9 @@ class GuardrailParams(Section):
     def _has_rules(self) -> GuardrailParams:
         if self.guardrail == CONTENT_FILTER:
             if not self.patterns and not self.blocked_words:
-                raise ValueError("the content filter has no rules; set `patterns` or `blocked_words`, or remove it")
+                raise ValueError(
+                    "the content filter has no rules; set `patterns` or `blocked_words`, or remove the guardrail"
+                )
             return self
         masks = not self.pii_entities_config or "MASK" in self.pii_entities_config.values()
         needed = ("presidio_analyzer_api_base", *(["presidio_anonymizer_api_base"] if masks else []))

@@ -38,7 +38,7 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
     tree.pop("include", None)
     translated: list[str] = []
     router = tree.get("router_settings")
-    # The budget of a provider applies to the entries with its name, so these entries keep it.
+    # The budget of a provider applies to the entries with the name of the provider, so these entries keep this name.
     budgets = (router.get("provider_budget_config") if isinstance(router, dict) else None) or {}
     for index, entry in enumerate(tree.get("model_list") or []):
         _as_ours(entry, budgets)
@@ -127,7 +127,7 @@ def _store_url(raw: object) -> str | None:
 def _as_ours(entry: dict[str, Any], kept: Container[str]) -> None:
     """Convert an entry to the form of a Unisono file, in place.
 
-    The names of providers in `kept` do not change.
+    `kept` contains the names of providers that remain unchanged.
     """
     params = entry.get("litellm_params")
     if not isinstance(params, dict):

@@ -40,7 +40,7 @@ from unisono.core.close_matches import close_matches
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 
-# LiteLLM's synonym of a key, and the key, by section.
+# LiteLLM's synonym for a key, and the key itself, by section.
 SYNONYMS: Final[Mapping[type[BaseModel], tuple[str, str]]] = {
     LitellmParams: ("base_url", "api_base"),
     McpServerSettings: ("auth_value", "authentication_token"),

@@ -44,8 +44,8 @@ class Caller:
     `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
     request selects, and `routing` is the routing that the request selects. `shared_limits` and `shared_models` are the
     limits and permitted models of the key's team, the key's user and the end user. They apply in addition to the limits
-    and permitted models of the key itself. `role` is the role of the key's user in the gateway; it is empty for
-    the keys of teams, which never have such a role.
+    and permitted models of the key itself. `role` is the role of the key's user in the gateway; it is empty for a key
+    of a team, which never has such a role.
     """
 
     tenant: str
@@ -239,9 +239,9 @@ async def caller_with_shares(store: AccessStore, record: KeyRecord) -> Caller | 
 def with_budget(limits: KeyLimits, name: str, budget: DirectoryEntry | None) -> KeyLimits:
     """Return `limits`, completed by the limits of a named budget.
 
-    A limit that `limits` sets takes precedence. If a budget is taken from the named budget and `limits` sets no budget
-    period, the period is taken from it too. `name` is empty if no budget is named. `budget` is None if the store
-    has no budget with this name.
+    A limit that `limits` sets takes precedence. If `limits` sets no budget period, and an amount of the named budget
+    applies, the period of the named budget applies too. `name` is empty if no budget is named. `budget` is None if the
+    store has no budget with this name.
     """
     if budget is None:
         # The budget was deleted just when a key or its owner began to use it. This must not remove all limits, so no

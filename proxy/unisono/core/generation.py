@@ -104,9 +104,9 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def for_backends(self) -> Sampling:
-        """Return equal parameters without `top_p` 0.
+        """Return parameters with the same effect, but without `top_p` 0.
 
-        vLLM and SGLang reject 0, and mlx_lm.server reads it as off. All engines choose the most likely token at
+        vLLM and SGLang reject 0, and mlx_lm.server ignores it. All engines choose the most likely token at
         temperature 0.
         """
         return self if self.top_p > 0 else replace(self, temperature=0.0, top_p=1.0)

@@ -17,7 +17,7 @@ from unisono.errors import well_formed
 def parsed_json(text: str | bytes) -> Any:
     """Parse JSON from a file or a server.
 
-    Raises ValueError if it is invalid or nested too deeply.
+    Raises ValueError if the JSON is invalid or nested too deeply.
     """
     try:
         return json.loads(text)

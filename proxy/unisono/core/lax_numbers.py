@@ -11,15 +11,15 @@ from unisono.errors import InvalidRequest
 
 # Texts that Pydantic reads as an integer, unless its strict mode is on. vLLM and SGLang read bodies in this way.
 WHOLE: Final = re.compile(r"\s*([+-]?\d{1,30}(?:_\d{1,30})*)(?:\.0*)?\s*", re.ASCII)
-# Maximum number of characters of a number.
+# Maximum number of characters of a number that is sent as a string.
 MAX_LENGTH: Final = 100
 
 
 def whole_number(body: Mapping[str, Json], name: str) -> int | None:
     """Return the number in the field `name`; None if the field is missing or null.
 
-    Servers accept a whole number also as a float or a text. Raises InvalidRequest for any other value, because a server
-    might read a number from it that no limit was based on.
+    Servers also accept a whole number as a float or a string. Raises InvalidRequest for any other value, because a
+    server might read it as a number that the reservation does not include.
     """
     value = body.get(name)
     if value is None or isinstance(value, int):

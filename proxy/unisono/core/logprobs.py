@@ -161,10 +161,10 @@ class LogprobLog:
         return length
 
     def _replaced(self, start: int) -> tuple[int, bytes] | None:
-        """Return the end and the emitted bytes of the tokens from `start` with invalid UTF-8.
+        """Return the emitted bytes of the tokens from `start`, if these contain invalid UTF-8.
 
-        The text has U+FFFD for the invalid bytes. The last token ends with a whole character, and follows an invalid
-        byte as closely as possible. Returns None if the bytes from `start` on are valid.
+        Reads tokens until one ends with a whole character. In the emitted text, U+FFFD replaces invalid bytes. The
+        result is the index after the last token, and the UTF-8 bytes of the text; None if all bytes are valid.
         """
         decoder = _UTF8(errors="replace")
         text, end = "", start

@@ -246,8 +246,9 @@ class PassthroughRequest:
     """Request as the client sent it.
 
     `model` is the requested name, which the answer contains too. `tokens` is the estimated number of tokens of the
-    request's text and media. `choices` is the number of requested answers, and `sequences` the number of answers that
-    the server generates for them. `max_tokens` is the maximum number of tokens of each answer, None for no maximum.
+    request's text and media. `choices` is the number of requested answers. `sequences` is the number of answers that
+    the server generates, and from which it selects the best `choices`. `max_tokens` is the maximum number of tokens of
+    each answer, None for no maximum.
     """
 
     api: Api

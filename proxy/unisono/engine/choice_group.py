@@ -8,8 +8,9 @@ from typing import Any
 class ChoiceGroup:
     """Identity of the choices of one client request; `size` is their number.
 
-    The choices share one reservation. They must be generated concurrently, because none begins before all have been
-    admitted. `shared` contains objects that the choices share, by a name that the layer of the object chooses.
+    The choices share one reservation. They must be generated concurrently, because no choice begins before all choices
+    have been admitted. `shared` contains the objects that the choices share, by name. The middleware that adds an
+    object chooses its name.
     """
 
     __slots__ = ("shared", "size")

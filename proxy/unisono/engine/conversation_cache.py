@@ -154,7 +154,8 @@ class ConversationCache:
         """Return the items of a conversation, with the token ids that the model generated."""
         items: list[Item] = []
         turn: list[Generated] = []
-        # Kinds of text before the calls of the current message for which the client's version replaces the stored one.
+        # Kinds of items that the client sent before the calls of the current message, if they differ from the stored
+        # items. They replace the stored items of the same kind, so that no text appears twice.
         replaced: frozenset[type] = frozenset()
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for position, item in enumerate(conversation.items):
@@ -257,7 +258,7 @@ class ConversationCache:
         stored = stored_turn(call.call_id)
         if not _has_same_call(stored, call):
             return ()
-        # A Chat message contains the texts between its calls before the first call.
+        # In a Chat message, all texts precede the first call, even those that the model wrote between two calls.
         turns = [stored, *(stored_turn(each.call_id) for each in later)] if turn else [stored]
         return stored if _has_same_texts(turns, turn) else ()
 
@@ -327,7 +328,7 @@ def _is_call(item: StoredItem, call_id: str) -> bool:
 
 
 def _later_calls(items: Sequence[Item], position: int) -> Iterator[AssistantCall]:
-    """Yield the calls after `position` that only calls and results separate from it."""
+    """Yield the calls after `position`, up to the first item that is not a call or a result."""
     for item in islice(items, position + 1, None):
         if isinstance(item, AssistantCall):
             yield item
@@ -344,8 +345,8 @@ def _has_same_call(stored: Sequence[StoredItem], call: AssistantCall) -> bool:
 def _has_same_texts(turns: Sequence[Sequence[StoredItem]], given: Sequence[Generated]) -> bool:
     """Return whether the client's reasoning and preambles match the stored turns of its message.
 
-    Each of the two kinds must be equal to the texts of the first turn, or of the first few turns. The client may omit a
-    kind, because it may not have seen it, but it must not have changed the texts.
+    For each of the two kinds, the client's text must be equal to the text of the first turn, or of several turns from
+    the first. The client may omit a kind, because it may not have seen it, but it must not have changed the text.
     """
     for kind, between in ((AssistantReasoning, ""), (AssistantMessage, MESSAGE_SEPARATOR)):
         wanted, end = _joined(given, kind, between), 0

@@ -34,7 +34,8 @@ from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
 SHORTENED: Final = "\n\n[The middle of this text is left out, because the text is too long for the context window.]\n\n"
-# Maximum tokens of `SHORTENED`, and of the differences that occur when the rest of a text is tokenized again.
+# Maximum number of tokens of `SHORTENED`, plus a margin: the rest of a text may have more tokens when it is tokenized
+# again.
 SHORTENED_TOKENS: Final = 48
 
 # Name of the field with the text of an item, if it is not `text`.
@@ -45,8 +46,8 @@ _TEXT_FIELDS: Final[dict[type, str]] = {AssistantCall: "arguments", ToolResult: 
 class FittedConversation:
     """A conversation that was shortened to fit a context window, and its rendered prompt.
 
-    `left_out` is the number of oldest items that were dropped, and `shortened` the number of texts without their
-    middle.
+    `left_out` is the number of oldest items that were dropped. `shortened` is the number of texts whose middle was
+    removed.
     """
 
     conversation: Conversation
@@ -66,9 +67,9 @@ async def fit(
 ) -> FittedConversation:
     """Drop as few of the oldest items as necessary for a prompt of at most `limit` tokens.
 
-    If the items that must remain exceed the limit, the prompt exceeds it too. With `for_summary`, the last item asks
-    for a summary of the others; in this case, the texts of the others are shortened. Prompts with different `salt`
-    share no block hashes.
+    If the items that must remain exceed the limit, the prompt exceeds it too. If `for_summary` is True, the last item
+    asks for a summary of the other items, and long texts of the other items are shortened in this case. Prompts with
+    different `salt` share no block hashes.
     """
     rendered = await render(renderer, conversation, tools, salt)
     if len(rendered.prompt.tokens) <= limit:
@@ -102,7 +103,7 @@ def _fitted(
 def unit_starts(items: Sequence[Item]) -> list[int]:
     """Return the item positions at which a truncated conversation may begin, in ascending order.
 
-    Positions are 0-based indices of `items`, without the first. A result is never separated from its call, and
+    Positions are 0-based indices of `items`; 0 is not included. A result is never separated from its call, and
     reasoning or a preamble never from the message or call after it. The instructions are not items, so they always
     remain. The running time is linear in the number of items.
     """
@@ -165,7 +166,10 @@ def _shortened(renderer: Renderer, conversation: Conversation, tools: ToolSet, l
 
 
 def _common_maximum(sizes: Sequence[int], room: int) -> int:
-    """Return the largest maximum of each size with which their sum is at most `room`."""
+    """Return the largest maximum with which all sizes fit into `room`.
+
+    Sizes above the maximum are reduced to the maximum.
+    """
     for index, size in enumerate(sorted(sizes)):
         share = max(room, 0) // (len(sizes) - index)
         if size > share:
@@ -175,7 +179,7 @@ def _common_maximum(sizes: Sequence[int], room: int) -> int:
 
 
 def _without_middle(encoding: Encoding, item: Item, surplus: int) -> Item:
-    """Return the item with a text that has at least `surplus` tokens less, if possible."""
+    """Remove the middle of an item's text: at least `surplus` tokens, if it has so many."""
     field = _TEXT_FIELDS.get(type(item), "text")
     tokens = encoding.encode_text(getattr(item, field))
     half = max(len(tokens) - surplus - SHORTENED_TOKENS, 0) // 2

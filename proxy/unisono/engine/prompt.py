@@ -89,7 +89,7 @@ def render_here(
 ) -> RenderedPrompt:
     """Render a conversation in the current thread.
 
-    A `plan` for the same arguments saves the cache lookups.
+    `plan` is a plan that was made from the same arguments, to avoid repeated cache lookups.
     """
     tokens = renderer.prompt(conversation, tools, plan)
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])

@@ -205,7 +205,8 @@ class PromptOptions:
     """Options for the prompt of a conversation."""
 
     truncate: bool = False  # drop the oldest items of the conversation if they leave no room for an answer
-    # The last item asks for a summary of the others. With `truncate`, texts that still leave no room are shortened.
+    # The last item asks for a summary of the other items. With `truncate`, long texts are shortened if dropping items
+    # is not enough.
     for_summary: bool = False
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
     records_prompts: bool = False  # include the prompts in the facts of the steps

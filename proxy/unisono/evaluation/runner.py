@@ -61,7 +61,7 @@ class FinishedCases:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Open the file, or create it.
 
-        Raises OtherRun if it was written with different settings, and ValueError if it is damaged.
+        Raises OtherRun if the file was written with different settings, and ValueError if the file is damaged.
         """
         self._results: dict[tuple[str, EvaluationTarget, str], CaseResult] = {}
         # `splitlines` would also split at other line separators, which texts in JSON may contain.

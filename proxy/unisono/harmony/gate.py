@@ -66,7 +66,7 @@ class Gate(Protocol):
 
         The content is `text`, `text` without an enclosure such as a code fence, or an empty object instead of blanks.
         `held` is True if the text has been buffered. If `held` is False, the text was already emitted, and a result
-        that does not begin with it is ignored.
+        that does not begin with `text` is ignored.
         """
         ...
 

@@ -261,7 +261,7 @@ class HarmonyRouter:
                 return
             if content != text:
                 is_call = isinstance(item, ToolCall)
-                # An empty object instead of blanks is no recovery: models often write no arguments.
+                # An empty object instead of blanks is not reported as a recovery: models often write no arguments.
                 if text.strip():
                     rule = "wrapped-input" if is_call else "code-fence"
                     events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))

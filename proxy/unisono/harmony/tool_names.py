@@ -1,6 +1,7 @@
-"""Names of tools as models write them: the one declared tool that a misspelled name means.
+"""Correction of tool names that models misspell or shorten.
 
-The case, the prefix or a separator may differ, and the label of a tool's server may be missing.
+A misspelled name may differ from the declared name in case, prefix or separators. The label of a tool's server may be
+missing.
 """
 
 from __future__ import annotations

@@ -120,10 +120,10 @@ def plan_tools(
 ) -> ToolSet:
     """Name and check the tools of one request.
 
-    Errors name the field that caused them. `at` is the path of a tool in the client's request, for tools without a path
-    of their own. `schema_field` is the field of the tool that contains its schema. Identical tools are declared once.
-    Raises InvalidRequest for a missing name, two different tools with the same name, a schema that is not an object or
-    is too deep or too big, and names or values with control characters.
+    Errors name the field that caused them. `at` is the path in the client's request of tools that have no `path`; it
+    contains `{index}` for the position of the tool. `schema_field` is the field of the tool that contains its schema.
+    Identical tools are declared once. Raises InvalidRequest for a missing name, two different tools with the same name,
+    a schema that is not an object or is too deep or too big, and names or values with control characters.
     """
     if not tools:
         return NO_TOOLS

@@ -124,7 +124,7 @@ class BudgetGate(Gate):
         self._choices = choices
         self._reserved: Sequence[tuple[SharedBudget, QuotaReservation]] = ()
         self._quota: QuotaGate | None = None
-        # Owner of the budget that limits the length of the answer; empty if none does.
+        # Owner of the budget that limits the length of the answer; empty if no budget does.
         self._capped_by = ""
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:

@@ -71,7 +71,7 @@ class ChoiceUsage:
 def crowded_answers(requests: Sequence[GenerationRequest], room: int | None) -> int:
     """Return the number of answers of a request if `room` tokens are too few for them; else 0.
 
-    Each of several answers needs a token.
+    Each of several answers needs at least one token.
     """
     passthrough = requests[0].passthrough
     answers = len(requests) if passthrough is None else max(len(requests), passthrough.sequences)
@@ -90,7 +90,7 @@ def shared_usage(request: GenerationRequest, name: str) -> ChoiceUsage | None:
 def _joined(first: UsageRecord, second: UsageRecord) -> UsageRecord:
     """Return the usage of two choices as one request.
 
-    It counts for the model that answered the first choice.
+    The usage counts for the model that answered the choice of `first`.
     """
     used: TokenUsage = first.entry.used + second.entry.used
     used = replace(used, requests=1, errors=min(used.errors, 1))

@@ -168,8 +168,8 @@ class Metering:
             origin=RequestOrigin(tenant=caller.tenant, caller=caller),
             resumption=Resumption(seed=response_id, journal=journal),
         )
-        # The store charges a budget only if the usage has a reservation, but the reservation may have lapsed. So these
-        # are not reserved first.
+        # The store charges a budget only for usage with a reservation, even a reservation that has lapsed. These
+        # reservations are therefore not made first.
         lapsed = self._claims(caller, (request,), [0])
         gate = QuotaGate(self, request, reservations=lapsed)
         gate.report = GenerationReport()
@@ -340,7 +340,7 @@ class QuotaGate(Gate):
     async def _claim_for(
         self, caller: Caller, *requests: GenerationRequest
     ) -> tuple[tuple[QuotaReservation, ...], QuotaStatus] | None:
-        """Reserve quota for all choices of a request; None if it needs no reservation.
+        """Reserve quota for all choices of a request; return None if no reservation is needed.
 
         Raises `LimitReached` if the request exceeds a limit.
         """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from unisono.core.frozen import dataclass
-from unisono.core.quotas import SHARED_TENANT, QuotaKind, QuotaStatus
+from unisono.core.quotas import QuotaKind, QuotaStatus, owner_of
 from unisono.errors import LimitReached, QuotaExceeded, TokensLimited
 
 # Retry delay sent to clients if waiting does not help, in seconds.
@@ -54,10 +54,7 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
-    owner = "key"
-    if status.account is not None and status.account.tenant == SHARED_TENANT:
-        # The key of a team's or user's account consists of the kind and the id.
-        owner = status.account.key.partition(" ")[0]
+    owner = "key" if status.account is None else owner_of(status.account)[0]
     return refusal.error(refusal.message.format(owner=owner), retry_after_s=again_s, quota=status)
 
 

@@ -1,4 +1,4 @@
-"""Estimates of the number of tokens of a prompt that is not rendered."""
+"""Estimates of the number of tokens of a prompt that has not been rendered."""
 
 from __future__ import annotations
 

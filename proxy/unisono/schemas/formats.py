@@ -45,7 +45,7 @@ _OFFSET = r"(?:[zZ]|[+-]\d{2}:\d{2})"
 _TIME = _matches_pattern(rf"\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
 _DATE_TIME = _matches_pattern(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
 _DATE = _matches_pattern(r"\d{4}-\d{2}-\d{2}")
-# RFC 3986: a scheme, and only characters that need no escape, or escaped ones.
+# RFC 3986: a scheme, followed by permitted characters and percent-encoded bytes.
 _URI = _matches_pattern(r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 

@@ -37,21 +37,23 @@ Location: TypeAlias = tuple[str, ...]
 class StrictRules:
     """Rules of one API for strict schemas.
 
-    In every API, the root is an object, every object is closed, and the gateway enforces the whole schema.
+    In every API, the root is an object, every object is closed, and the gateway enforces the whole schema. `keywords`
+    and `formats` are the permitted keywords and formats. Unless `can_omit_properties` is True, an object requires all
+    its properties.
     """
 
     keywords: Collection[str]
     formats: Collection[str]
-    allow_optional: bool
+    can_omit_properties: bool
 
 
 OPENAI: Final = StrictRules(
     keywords=frozenset(name for name, keyword in KEYWORDS.items() if keyword.strict),
     formats=[name for name in FORMATS if name != "uri"],
-    allow_optional=False,
+    can_omit_properties=False,
 )
 # Anthropic permits `allOf`, but fewer other keywords. All are permitted here, because the gateway can enforce them.
-ANTHROPIC: Final = StrictRules(keywords=frozenset(KEYWORDS), formats=[*FORMATS], allow_optional=True)
+ANTHROPIC: Final = StrictRules(keywords=frozenset(KEYWORDS), formats=[*FORMATS], can_omit_properties=True)
 
 
 def check(schema: object, path: str, *, strict: StrictRules | None = None) -> None:
@@ -178,13 +180,13 @@ class _Survey:
                 raise _refused(param, f"exceeds a limit: a schema may have at most {limit:,} {unit}")
 
     def check_closed(self, location: Location, schema: Mapping[str, object], rules: StrictRules) -> None:
-        """Check that a strict schema closes its object, and the rules about its properties."""
+        """Check that a strict schema closes its object, and follows the rules for its properties."""
         types = schema.get("type")
         if types != "object" and not (isinstance(types, list | tuple) and "object" in types):
             return
         if schema.get("additionalProperties") is not False:
             raise _refused(self.param((*location, "additionalProperties")), "must be false in a strict schema")
-        if rules.allow_optional:
+        if rules.can_omit_properties:
             return
         properties, required = schema.get("properties", {}), schema.get("required", [])
         assert isinstance(properties, Mapping), "its shape was checked"

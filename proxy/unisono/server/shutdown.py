@@ -34,8 +34,8 @@ LOOK_S = 0.05
 class GracefulShutdown:
     """Shutdown of the requests and connections of one process.
 
-    The order is `begin`, `end_requests`, `hand_over`. `skip_waiting` may be called at any time. `state` contains the
-    open connections. `grace_s` is the time from `begin` until running responses end, in seconds.
+    Call `begin`, `end_requests` and `hand_over` in this order. `skip_waiting` may be called at any time. `state`
+    contains the open connections. `grace_s` is the time in seconds from `begin` until running responses are ended.
     """
 
     def __init__(self, switch: AppSwitch, state: ServerState, grace_s: float) -> None:

@@ -217,7 +217,7 @@ ENTRY_PLAIN = (
     *("id", "created_at", "updated_at", "alias", "email", "role", "members", "metadata", "budget", "created_by"),
     *("is_blocked", "revision"),
 )
-# Further such fields, which later versions added. Older entries lack them.
+# Further fields of this kind, which entries of earlier versions lack.
 ADDED_ENTRY_PLAIN = ("generation",)
 
 

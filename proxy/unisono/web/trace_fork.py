@@ -51,7 +51,7 @@ def fork_of(document: Document, changes: ForkChanges) -> Fork:
 def first_changed_token(start: Fork, position: int, forked: Sequence[int]) -> int | None:
     """Return the index of the first token that differs from the recording, or None.
 
-    `position` is the index of the first token of `forked`, and the result is counted in the same way.
+    `position` is the index of the first token of `forked`. The result is counted from the same token as `position`.
     """
     different = first_difference(start.recorded, forked)
     return None if different is None else position + different

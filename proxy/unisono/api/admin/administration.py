@@ -93,7 +93,10 @@ class Administration:
         return Actor(role, record, user.id, administered, frozenset(team.id for team in teams), home)
 
     def new_entry(self, actor: Actor, kind: EntryKind, id: str, **fields: Any) -> DirectoryEntry:
-        """Return a new team, user, end user or budget, which shares no account with a deleted one."""
+        """Return a new team, user, end user or budget.
+
+        The entry has its own account, even if a deleted entry had the same id.
+        """
         now = self.clock()
         return DirectoryEntry(
             kind,

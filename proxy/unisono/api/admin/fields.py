@@ -75,7 +75,8 @@ REASONS: Final[Mapping[str, str]] = {
     "members may use the models of their team": "allowed_models default_team_member_models",
 }
 NOT_APPLICABLE: Final[Mapping[str, str]] = {name: reason for reason, names in REASONS.items() for name in names.split()}
-# Settings that LiteLLM reads from `metadata`, and stores there if a request sends them as fields. `tags` applies.
+# Settings that LiteLLM reads from `metadata`, and stores there if a request sends them as fields. `tags` is not
+# one of them, because this gateway supports it.
 METADATA_SETTINGS: Final = frozenset(
     (
         *("model_rpm_limit", "model_tpm_limit", "model_itpm_limit", "model_otpm_limit", "mcp_rpm_limit"),
@@ -107,9 +108,10 @@ class AdminBody(BaseModel):
 
 
 def _without(value: Mapping[str, Any], names: Collection[str], path: str = "") -> dict[str, Any]:
-    """Return the object `value`, at `path`, without the fields `names`, which do not apply.
+    """Return an object without the fields `names`, which this gateway does not support.
 
-    Raises `UnsupportedValue` if one of them requests something.
+    `path` precedes the names of the fields in errors. Raises `UnsupportedValue` if one of these fields has a value that
+    is not neutral.
     """
     for name, each in value.items():
         if name in names and each not in NEUTRAL_VALUES:

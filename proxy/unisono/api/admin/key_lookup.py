@@ -13,12 +13,12 @@ from unisono.api.admin.key_schema import KeyQuery, state_of, team_of
 from unisono.api.admin.roles import Actor
 from unisono.core.access import KeyRecord
 
-# Length of a key's SHA-256 in hexadecimal, by which LiteLLM names the key.
+# Number of hexadecimal digits of a key's SHA-256 hash, which is LiteLLM's id of the key.
 TOKEN_LENGTH: Final = 64
 
 
 async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
-    """Return the key with this id or secret.
+    """Return the key with this id, secret or LiteLLM hash.
 
     Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
     also be allowed to change the key.

@@ -1,8 +1,8 @@
 """Changes of keys that only an admin may make.
 
-A caller that is not an admin can make a key stricter, but cannot loosen it. An admin may have set the limits of the key
+A caller who is not an admin can make a key stricter, but cannot loosen it. An admin may have set the limits of the key
 on purpose, and the gateway does not store who has set a limit. Checks compare the key before and after a change instead
-of the fields of the request, because a field has several values with the same effect.
+of the fields of the request, because different values of a field can have the same effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class KeyRights:
 
 Change = Callable[[KeyRights, KeyRights], bool]
 
-# Changes that only an admin of the gateway may make: field, words of the error, and whether a change is one of them.
+# Changes that only an admin of the gateway may make. Each row contains the field and the description of the change
+# for the error, and a function that recognises the change.
 ADMIN_CHANGES: Final[tuple[tuple[str, str, Change], ...]] = (
     ("user_id", "take a key from its user", lambda was, now: bool(was.key.user) and now.key.user != was.key.user),
     ("budget_id", "change the budget of a key", lambda was, now: now.key.budget != was.key.budget),
@@ -42,12 +43,12 @@ ADMIN_CHANGES: Final[tuple[tuple[str, str, Change], ...]] = (
 
 
 def _exceeds(now: float | None, was: float | None) -> bool:
-    """Return True if a limit was raised or removed; None is no limit."""
+    """Return True if a limit was raised or removed; None means no limit."""
     return was is not None and (now is None or now > was)
 
 
 def _adds(now: frozenset[str] | None, was: frozenset[str] | None) -> bool:
-    """Return True if names were added to permitted names; None permits all."""
+    """Return True if names were added to a set of permitted names; None permits all names."""
     return was is not None and (now is None or not now <= was)
 
 
@@ -56,12 +57,12 @@ def _raises(name: str) -> Change:
 
 
 def _renews(was: KeyRights, now: KeyRights) -> bool:
-    """Return True if a budget has a different period, in which nothing is spent yet."""
+    """Return True if the period of a budget was changed, so that its spend starts again at 0."""
     periods = [(each.limits.budget_period, each.limits.budget_since) for each in (was, now)]
     return was.has_period and periods[0] != periods[1]
 
 
-# Changes that the admin of the key's team may make too.
+# Changes that an admin of the key's team may make too; rows as in `ADMIN_CHANGES`.
 LOOSER: Final[tuple[tuple[str, str, Change], ...]] = (
     ("blocked", "unblock a key", lambda was, now: was.key.is_blocked and not now.key.is_blocked),
     ("duration", "extend the life of a key", lambda was, now: _exceeds(now.key.expires_at, was.key.expires_at)),
@@ -82,7 +83,7 @@ LOOSER: Final[tuple[tuple[str, str, Change], ...]] = (
 def check_change(actor: Actor, before: KeyRecord, after: KeyRecord, budget: DirectoryEntry | None) -> None:
     """Raise `NotAllowed` for a change of a key that only an admin may make.
 
-    `budget` is the named budget of the key before the change.
+    `budget` is the named budget of the key before the change; None if there was none.
     """
     if actor.changes_all:
         return

@@ -172,10 +172,11 @@ async def _change_settings(
     body: KeySettings,
     complete: Callable[[KeyRecord], KeyRecord],
 ) -> KeyRecord:
-    """Change those settings of a key that the body contains, and make the change `complete`.
+    """Change those settings of a key that the body contains.
 
-    Raises `NotFound` for a user or budget that is unknown or not accessible to the actor, `NotAllowed` for changes
-    that only an admin may make, and `InvalidRequest` if another key has the alias.
+    `complete` receives the changed record, and returns the record to store. `action` is the name of the change in audit
+    records. Raises `NotFound` for a user or budget that is unknown or not accessible to the actor, `NotAllowed` for
+    changes that only an admin may make, and `InvalidRequest` if another key has the alias.
     """
     wanted = body.applied(record, admin.clock())
     budget = await admin.entry(EntryKind.BUDGET, record.budget) if record.budget else None

@@ -189,7 +189,7 @@ async def _import_key(
 def _settings(row: Mapping[str, Any]) -> GenerateKey:
     """Return the settings in a row.
 
-    Fields that this gateway does not have may have neutral values only. Raises ValidationError or `InvalidRequest` for
+    A field that this gateway does not support must have a neutral value. Raises ValidationError or `InvalidRequest` for
     other settings.
     """
     # The permissions have a table of their own. `/key/list` includes them, but a dump of the table of keys does not.

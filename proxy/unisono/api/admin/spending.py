@@ -40,9 +40,10 @@ async def spend_by(admin: Administration, name: Callable[[LedgerLine], str]) -> 
 
 
 async def key_spend(admin: Administration, record: KeyRecord) -> dict[str, Json]:
-    """Return the spend of a key, and the limits that apply if the key has a named budget.
+    """Return the fields `spend` and `litellm_budget_table` of a key.
 
-    `spend` is the cost in USD since the day on which the budget period of the key began.
+    `spend` is the cost in USD since the day on which the budget period of the key began. `litellm_budget_table`
+    contains the limits that apply; None for a key without a named budget.
     """
     limits, table = await applied_limits(admin, record)
     spend = await account_spend(admin, Account(record.tenant, record.id), limits)
@@ -54,7 +55,7 @@ async def applied_limits(
 ) -> tuple[KeyLimits, dict[str, Json] | None]:
     """Return the limits of a key or an entry, completed by its named budget.
 
-    The second result contains them in LiteLLM's format; None if there is no limit.
+    The second result contains the same limits in LiteLLM's format; None if nothing is limited.
     """
     budget = await admin.entry(EntryKind.BUDGET, limited.budget) if limited.budget else None
     limits = with_budget(limited.limits, limited.budget, budget)

@@ -1,6 +1,6 @@
 """Email addresses of users.
 
-An address belongs to at most one user. Case does not distinguish addresses, as in LiteLLM.
+An address belongs to at most one user. Upper and lower case do not matter, as in LiteLLM.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _normal(email: str) -> str:
 async def user_with_email(admin: Administration, email: str) -> str | None:
     """Return the id of the user with this address, or None.
 
-    Raises `InvalidRequest` if several users have it, because earlier versions did not prevent that.
+    Raises `InvalidRequest` if several users have the address, which earlier versions permitted.
     """
     found = await _users_with_email(admin, email)
     if len(found) > 1:
@@ -38,14 +38,14 @@ async def _users_with_email(admin: Administration, email: str) -> list[str]:
 
 
 async def claim_email(admin: Administration, email: str, id: str) -> str:
-    """Claim an address for a new user `id`, and return the id of the user that has it.
+    """Claim an address for the new user `id`, and return the id of the address's owner.
 
     Concurrent requests with the same address get the same id.
     """
     name = _claim_name(email)
     owner = await admin.claim(name, "", id)
     user = None if owner == id else await admin.entry(EntryKind.USER, owner)
-    if user is not None and not is_same_email(user.email, email):  # the user has changed the address since
+    if user is not None and not is_same_email(user.email, email):  # the owner has a different address now
         await admin.unclaim(name, owner)
         owner = await admin.claim(name, "", id)
     return owner

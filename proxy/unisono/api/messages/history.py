@@ -139,7 +139,7 @@ class HistoryReader:
             later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
             items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
         for item in items:
-            # The result of a call may follow.
+            # A later message may contain the result of a call.
             if isinstance(item, AssistantCall):
                 self.history.call(item)
             else:

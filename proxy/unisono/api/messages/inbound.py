@@ -146,7 +146,7 @@ def to_generation_request(
         server_tools=hosting,
         answer=AnswerOptions(
             sampling=to_sampling(request, model.rules.defaults),
-            # For `max_tokens` 0, the backend must read the prompt, which it only does for at least one token.
+            # A backend reads a prompt only to generate a token. Therefore, one token is requested for `max_tokens` 0.
             max_tokens=None if request.max_tokens is None else max(request.max_tokens, 1),
             stop=tuple(request.stop_sequences or ()) or defaults.stop,
             # If JSON is required and there are no tools, a call invented by the model would replace the JSON.
@@ -188,7 +188,7 @@ def _check(request: MessagesInput) -> None:
 
 
 def _check_without_answer(request: MessagesInput) -> None:
-    """Raise InvalidRequest for fields that, as at Anthropic, need a `max_tokens` above 0."""
+    """Raise InvalidRequest for fields that require a positive `max_tokens`, as Anthropic does."""
     thinking, choice, output = request.thinking, request.tool_choice, request.output_config
     refused = {
         "stream": request.stream,
@@ -200,8 +200,8 @@ def _check_without_answer(request: MessagesInput) -> None:
     for field_name, is_set in refused.items():
         if is_set:
             raise InvalidRequest(
-                f"'{field_name}' cannot be combined with a 'max_tokens' of 0, which generates no answer; omit it, or "
-                "increase 'max_tokens'.",
+                f"'{field_name}' cannot be combined with a 'max_tokens' of 0, which generates no answer; omit "
+                f"'{field_name}', or increase 'max_tokens'.",
                 param=field_name,
             )
 

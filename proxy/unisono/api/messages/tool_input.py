@@ -24,7 +24,7 @@ def to_wire(arguments: str) -> Any:
 
 
 def is_wrapped(value: dict[str, Any]) -> bool:
-    """Return whether an input wraps arguments in a text."""
+    """Return whether an input is an object that wraps arguments as text."""
     return value.keys() == {UNPARSED} and isinstance(value[UNPARSED], str)
 
 

@@ -154,7 +154,8 @@ class Takeover:
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
-            # If the store does not answer, the response is unchanged, and another takeover charges its tokens.
+            # If this lookup fails because the store does not answer, the response is still unchanged. Another takeover
+            # then charges its tokens.
             caller = await self._deps.caller_of(background_run.tenant, key_of(response))
             await fail_response(self._deps, background_run, response, lease, failure_of(error))
             if tokens:

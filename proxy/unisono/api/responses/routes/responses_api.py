@@ -35,9 +35,9 @@ def to_sse(
 ) -> EventSource[list[WireEvent]]:
     """Return the source of the events as bytes.
 
-    `[DONE]` follows the terminal event, whether the response has succeeded or failed, and an empty batch, which means
-    that the client has the terminal event already. Any other stream has no `[DONE]`. `connect` receives the writer of
-    the stream before the events are read.
+    `[DONE]` follows the terminal event, whether the response has succeeded or failed. `[DONE]` also follows an empty
+    batch, which means that the client already has the terminal event. Any other stream has no `[DONE]`. `connect`
+    receives the writer of the stream before the events are read.
     """
     has_ended = False
 
