@@ -36,7 +36,7 @@ BM25 = "tool_search_tool_bm25"
 
 @dataclass(frozen=True)
 class Surface:
-    """An API with a tool that the model calls. `start` begins the arguments."""
+    """An API with a tool that the model calls. `start` is the first text of the tool's arguments."""
 
     path: str
     called: str

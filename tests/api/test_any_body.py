@@ -40,7 +40,7 @@ SURFACES: dict[str, tuple[type[BaseModel], Json]] = {
 }
 FIELD_IN_MESSAGE = re.compile(r"^([\w.]+): |'([^']+)'")
 MAX_DEPTH = 4
-# One in this many bodies is sent in a quick run. The number of odd values is coprime to it.
+# A quick run sends every 47th body. 47 is coprime to the number of odd values, so that each of these values is sent.
 STEP = 1 if DEEP else 47
 
 texts = st.one_of(
@@ -331,7 +331,7 @@ ODD_VALUES: list[Any] = [[], {}, 7, 1e300, True, None, "x", [{"type": []}], {"ty
 
 
 def with_odd_values(node: Any) -> Iterator[Any]:
-    """Yield copies of `node` in each of which one value, at any depth, is replaced by an odd one."""
+    """Yield copies of `node`. In each copy, one value at any depth is replaced by an odd value."""
     yield from ODD_VALUES
     if isinstance(node, dict | list):
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):

@@ -164,7 +164,7 @@ def test_an_invalid_address_is_reported(address: str, tmp_path: Path) -> None:
     ):
         result = invoked(*arguments)
         assert result.exit_code, arguments
-        # A user of these commands has written no `model_list`.
+        # These commands have no `model_list` that the user could correct.
         assert "model_list" not in result.output
 
 

@@ -75,7 +75,7 @@ def test_tokens_without_a_value_are_left_out() -> None:
 
 
 HI = 12194
-# Tokens of a lead byte of two, of a lead byte of three, and of a byte that never begins a character.
+# Bodies with invalid UTF-8: token 222 and the first token of the emoji are only a part of a character.
 INVALID: dict[str, list[int]] = {
     "first": [222, HI, HI, 11],
     "in the middle": [HI, 222, HI, 11],

@@ -196,7 +196,7 @@ async def test_nested_settings_without_effect_here_refuse_their_key(admin: Admin
         assert f"'{field}'" in result["error"]
     ignoring = await admin.made("/key/import", keys=rows, ignore=[*UNSUPPORTED])
     assert all(result["created"] for result in ignoring["keys"]), ignoring
-    # Other requests follow the same rule.
+    # Requests that create a key, a team or a user refuse such settings too.
     for path in ("/key/generate", "/team/new", "/user/new"):
         refused = await admin.post(path, metadata={"guardrails": ["pii"]})
         assert (refused.status, refused.body["error"]["param"]) == (400, "metadata.guardrails"), refused.raw

@@ -30,7 +30,7 @@ class OwnedKey:
     owner: AdminClient
 
     async def refused(self, path: str, **changes: object) -> tuple[int, str | None]:
-        """Return the status and the field of the error of a change by the owner."""
+        """Let the owner change the key, and return the status and the `param` of the error."""
         answer = await self.owner.post(path, key=self.id, **changes)
         return answer.status, answer.body.get("error", {}).get("param")
 
@@ -57,7 +57,7 @@ async def test_owner_cannot_escape_the_limits_of_the_user(admin: AdminClient, te
     key = await bobs_key(admin, team_id=team)
     assert await key.refused("/key/update", user_id=None) == (403, "user_id")
     assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["user_id"] == "bob"
-    # An admin can do it.
+    # An admin can take the key from its user.
     await admin.made("/key/update", key=key.id, user_id=None)
     assert (await admin.get(f"/key/info?key={key.id}")).body["info"]["user_id"] is None
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "budget_id": ([None], ["tiny"]),
     "raw": ([True], [None, False]),
     "user_id": ([None], ["bob"]),
-    # These settings restrict nothing.
+    # The owner may change these settings in any way, because they restrict nothing.
     "key_alias": ([], [None, "mine"]),
     "metadata": ([], [None, {}]),
     "tags": ([], [None, []]),

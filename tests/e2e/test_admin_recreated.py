@@ -22,7 +22,7 @@ async def admin(store_address: str) -> AsyncIterator[AdminClient]:
 
 
 async def spent(admin: AdminClient, kind: str, budget: dict[str, object]) -> float:
-    """Create a team, user or end user, spend its budget, and return its spend before it was spent."""
+    """Create a team, user or end user, and spend its budget. Return its spend right after its creation."""
     id = f"{kind}_id" if kind == "team" else "user_id"
     made = await admin.made(f"/{kind}/new", **{id: "again"}, **budget)
     key = made.get("key") or (await admin.made("/key/generate", **({id: "again"} if kind == "team" else {})))["key"]
@@ -41,5 +41,5 @@ async def test_a_new_owner_has_the_whole_budget(admin: AdminClient, kind: str) -
         ids = {"team": "team_ids"}.get(kind, "user_ids")
         await admin.made(f"/{kind}/delete", **{ids: ["again"]})
         if kind == "customer":
-            # A process stores end users for a moment.
+            # Each process caches end users for `FRESH_S` seconds.
             await asyncio.sleep(FRESH_S)

@@ -47,7 +47,7 @@ async def test_results_of_server_tools_are_charged_as_input(fails: bool, upstrea
                 assert results > 300
                 assert total["input_tokens"] == usage["input_tokens"] + results
             assert total["cost_usd"] == pytest.approx(total["input_tokens"] * PRICE / 1e6)
-            # All reports agree.
+            # All reports contain the same number of input tokens, and the same cost.
             async with asyncio.timeout(10):
                 while not (records := (await running.get("/v1/requests", **bearing(MASTER))).body["data"]):
                     await asyncio.sleep(0.05)

@@ -190,7 +190,7 @@ async def test_a_long_turn_keeps_its_task_and_its_newest_calls(for_summary: bool
 
 @pytest.mark.parametrize("position", ["task", "result", "arguments", "both"])
 async def test_a_summary_shortens_texts_that_are_too_long_alone(position: str, encoding: Encoding) -> None:
-    # Tokens end within these characters.
+    # The bytes of each of these two characters belong to several tokens.
     long = "Begin. " + "\U0001f9ff\u0bf8 word " * 3_000 + "End."
     task = UserMessage("The task. " + (long if position in ("task", "both") else ""))
     call = AssistantCall("c", "f", long if position == "arguments" else "{}")

@@ -162,7 +162,7 @@ BOTH_THOUGHTS = AssistantReasoning("Use the tool.Now Rome.")
 BOTH_PREAMBLES = AssistantMessage("I look.\n\nAnd Rome.", Phase.COMMENTARY)
 CHANGED = AssistantReasoning("Use the tool. Now Rome.")
 SENT_SECOND, SECOND_RESULT = replace(EXACT_SECOND[2], tokens=()), ToolResult("call_2", "get_weather", "rain")
-# Texts that the client sends before two calls, and the recalled items up to each of the calls.
+# Items that the client sends before two calls, and the items that are recalled up to the first and the second call.
 PARALLEL_CALLS: dict[str, tuple[tuple[Item, ...], tuple[Item, ...], tuple[Item, ...]]] = {
     "all reasoning and preambles": ((BOTH_THOUGHTS, BOTH_PREAMBLES), EXACT, EXACT_SECOND),
     "all reasoning": ((BOTH_THOUGHTS,), EXACT, EXACT_SECOND),

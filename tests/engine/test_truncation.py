@@ -56,7 +56,7 @@ items_strategy = st.one_of(
 @given(st.lists(items_strategy, max_size=12))
 def test_truncation_never_separates_a_result_from_its_call(items: list[Item]) -> None:
     for start in unit_starts(items):
-        # Every call has the results up to the next call with the same id.
+        # A result belongs to the last call with its id before it.
         owners: dict[str, int] = {}
         for position, item in enumerate(items):
             if isinstance(item, AssistantCall):

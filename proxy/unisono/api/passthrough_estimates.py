@@ -9,8 +9,8 @@ from unisono.core.conversation import Json
 
 # Bytes of text per token, for estimates. Most text has more bytes per token, so an estimate is usually too high.
 BYTES_PER_TOKEN: Final = 3
-# Maximum tokens of an image for GPT-4.1: one for each of 1,536 patches. For GPT-4o, the maximum is 1,445: 85, and 170 for
-# each of 8 tiles.
+# Maximum tokens of an image for GPT-4.1, which has 1,536 patches. For GPT-4o, the maximum is 1,445 tokens: 85, and 170
+# for each of 8 tiles.
 IMAGE_TOKENS: Final = 1_536
 # Tokens of a minute of audio, at 10 tokens per second.
 AUDIO_TOKENS: Final = 600

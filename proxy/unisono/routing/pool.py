@@ -99,7 +99,7 @@ class RoutingPool:
         self._watches_at = 0.0
         self._owned: dict[int, WatchState] = {}
         self._by_name: dict[str, tuple[DeploymentGroup, LiveDeployment]] = {}
-        self._speaking: dict[str, DeploymentGroup] = {}
+        self._harmony: dict[str, DeploymentGroup] = {}
         # Groups of pass-through deployments, which answer in OpenAI's own API. The state of a deployment is the same
         # for every group that contains it.
         self._passthrough: dict[str, DeploymentGroup] = {}
@@ -107,7 +107,7 @@ class RoutingPool:
             for live in members:
                 if id(live) not in taken_over:
                     live.candidate.bit = self.prefixes.join()
-            for passes, of_kind in ((False, self._speaking), (True, self._passthrough)):
+            for passes, of_kind in ((False, self._harmony), (True, self._passthrough)):
                 if kin := [live for live in members if live.passes is passes]:
                     of_kind[model] = DeploymentGroup(model, kin, self.prefixes, self.rules, clock)
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
@@ -123,7 +123,7 @@ class RoutingPool:
         cannot answer the request; or no deployment has the requested tags. Raises InvalidRequest if the request selects
         a deployment that cannot answer it. Raises BackendUnavailable if only the other kind has a usable deployment.
         """
-        groups, other = self._speaking, self._passthrough
+        groups, other = self._harmony, self._passthrough
         if request.is_passthrough:
             groups, other = other, groups
         others = self._fallback_models.get(request.model, NO_FALLBACK_MODELS)
@@ -163,7 +163,7 @@ class RoutingPool:
         mask, chosen = 0, request.requested.deployment
         for model in models:
             # Tags select among all deployments of a model, Harmony and pass-through.
-            groups = [group for of_kind in (self._speaking, self._passthrough) if (group := of_kind.get(model))]
+            groups = [group for of_kind in (self._harmony, self._passthrough) if (group := of_kind.get(model))]
             members = [live for group in groups for live in group.members]
             if chosen or self.rules.tags is None:
                 mask |= sum(live.candidate.bit for live in members if live.name != chosen)
@@ -175,7 +175,7 @@ class RoutingPool:
 
     def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
         """Return the error for a request whose tags or deployment name rule out all deployments."""
-        other = (self._speaking if request.is_passthrough else self._passthrough).get(request.model)
+        other = (self._harmony if request.is_passthrough else self._passthrough).get(request.model)
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
         if chosen := request.requested.deployment:
@@ -190,7 +190,7 @@ class RoutingPool:
 
     @property
     def _groups(self) -> Iterator[DeploymentGroup]:
-        for of_kind in (self._speaking, self._passthrough):
+        for of_kind in (self._harmony, self._passthrough):
             yield from of_kind.values()
 
     def start(self) -> None:
