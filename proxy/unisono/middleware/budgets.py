@@ -31,7 +31,7 @@ from unisono.core.quotas import (
 )
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
-from unisono.middleware.choices import ChoiceUsage, crowded_answers, shared_usage
+from unisono.middleware.choices import ChoiceUsage, answers_without_room, shared_usage
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate
 from unisono.middleware.refusals import NEVER_S, no_room
@@ -176,7 +176,7 @@ class BudgetGate(Gate):
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
-        elif answers := crowded_answers(requests, room):
+        elif answers := answers_without_room(requests, room):
             error = no_room(answers)
         if error is not None:
             self._metering.ledger.release(*(claim for _, claim in reserved))

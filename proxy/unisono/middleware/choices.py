@@ -68,7 +68,7 @@ class ChoiceUsage:
         return [*self._records.values()], [claim for claim in self.claims if claim.account not in self._records]
 
 
-def crowded_answers(requests: Sequence[GenerationRequest], room: int | None) -> int:
+def answers_without_room(requests: Sequence[GenerationRequest], room: int | None) -> int:
     """Return the number of answers of a request if `room` tokens are too few for them; else 0.
 
     Each of several answers needs at least one token.

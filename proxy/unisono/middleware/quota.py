@@ -37,7 +37,7 @@ from unisono.core.quotas import (
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, RequestOrigin, Resumption
 from unisono.errors import ShuttingDown, UnisonoError
-from unisono.middleware.choices import ChoiceUsage, crowded_answers, shared_usage
+from unisono.middleware.choices import ChoiceUsage, answers_without_room, shared_usage
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.refusals import no_room, refused
 from unisono.middleware.token_estimates import estimated_tokens
@@ -349,7 +349,7 @@ class QuotaGate(Gate):
             return None
         if status.refused is not None:
             raise refused(status.refused, status)
-        if answers := crowded_answers(requests, status.output):
+        if answers := answers_without_room(requests, status.output):
             self._metering.ledger.release(*claims)
             raise no_room(answers)
         if self._choices is not None:

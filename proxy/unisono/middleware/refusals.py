@@ -59,6 +59,7 @@ def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
 
 
 def no_room(choices: int) -> QuotaExceeded:
+    """Return the error for a budget with fewer tokens than the request has choices."""
     return QuotaExceeded(
         f"The remaining budget has no room for an answer with {choices} choices; request fewer choices in 'n'.",
         param="n",

@@ -310,7 +310,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self._upgrade = self.loop.create_task(self._import_and_start_websocket())
 
     async def _import_and_start_websocket(self) -> None:
-        # The import takes tens of milliseconds. In the event loop, it would stop all other requests.
+        # The import takes tens of milliseconds. In the event loop, it would block all other requests.
         await asyncio.to_thread(import_module, WEBSOCKET_MODULE)
         if not self.transport.is_closing():
             self._raw_transport.resume_reading()
