@@ -49,11 +49,12 @@ class StrictRules:
 
 OPENAI: Final = StrictRules(
     keywords=frozenset(name for name, keyword in KEYWORDS.items() if keyword.strict),
-    formats=[name for name in FORMATS if name != "uri"],
+    formats=[*FORMATS],
     can_omit_properties=False,
 )
 # Anthropic permits `allOf`, but fewer other keywords. All are permitted here, because the gateway can enforce them.
-ANTHROPIC: Final = StrictRules(keywords=frozenset(KEYWORDS), formats=[*FORMATS], can_omit_properties=True)
+# `uri` is not checked: models write addresses with characters that a URI must escape.
+ANTHROPIC: Final = StrictRules(keywords=frozenset(KEYWORDS), formats=[*FORMATS, "uri"], can_omit_properties=True)
 
 
 def check(schema: object, path: str, *, strict: StrictRules | None = None) -> None:
