@@ -220,8 +220,9 @@ class BudgetGate(Gate):
                 unused.append(claim)
             else:
                 parts.append(part)
-        if self._choices is not None:
-            parts, unused = self._choices.leave(self, parts)
+        choices, self._choices = self._choices, None
+        if choices is not None:
+            parts, unused = choices.leave(parts)
         self._metering.ledger.release(*unused)
         return parts
 

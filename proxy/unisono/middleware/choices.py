@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from unisono.core.quotas import Account, QuotaReservation, TokenUsage, UsageRecord
 from unisono.engine.request import GenerationRequest
-from unisono.middleware.pipeline import Gate
 
 T = TypeVar("T")
 
@@ -20,6 +19,9 @@ class ChoiceUsage:
     `claims` are the reservations that were granted for all choices.
     """
 
+    # The requests and the gates refer to this object. It keeps no reference to them after the admission, so that all of
+    # them are freed without the garbage collector.
+
     def __init__(self, size: int) -> None:
         self.size = size
         self.claims: Sequence[QuotaReservation] = ()
@@ -27,7 +29,7 @@ class ChoiceUsage:
         self._is_decided = asyncio.Event()
         self._granted: Any = None
         self._refusal: Exception | None = None
-        self._ended: set[Gate] = set()
+        self._ended = 0  # number of choices that have ended
         self._records: dict[Account, UsageRecord] = {}
 
     async def admitted(self, request: GenerationRequest, admit: Callable[..., Awaitable[T]]) -> T:
@@ -44,26 +46,25 @@ class ChoiceUsage:
                 self._granted = await admit(*self._requests)
             except Exception as error:
                 self._refusal = error
+            self._requests.clear()
             self._is_decided.set()
         if self._refusal is not None:
             raise self._refusal
         granted: T = self._granted
         return granted
 
-    def leave(self, choice: Gate, records: Sequence[UsageRecord]) -> tuple[list[UsageRecord], list[QuotaReservation]]:
-        """Add the usage of a choice that ends; each choice is added once.
+    def leave(self, records: Sequence[UsageRecord]) -> tuple[list[UsageRecord], list[QuotaReservation]]:
+        """Add the usage of a choice that ends. Each choice must call this once.
 
         For the last choice, returns the usage of all choices by account, and the reservations of the accounts without
         usage. For other choices, returns nothing.
         """
-        if choice in self._ended:
-            return [], []
-        self._ended.add(choice)
+        self._ended += 1
         for record in records:
             account = record.entry.account
             before = self._records.get(account)
             self._records[account] = record if before is None else _joined(before, record)
-        if len(self._ended) < self.size:
+        if self._ended < self.size:
             return [], []
         return [*self._records.values()], [claim for claim in self.claims if claim.account not in self._records]
 

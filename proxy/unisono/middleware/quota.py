@@ -292,9 +292,10 @@ class QuotaGate(Gate):
         records of all choices.
         """
         settlements = [] if record is None else self._settlements(record)
-        if self._choices is None:
+        choices, self._choices = self._choices, None
+        if choices is None:
             return settlements
-        settlements, unused = self._choices.leave(self, settlements)
+        settlements, unused = choices.leave(settlements)
         self._metering.ledger.release(*unused)
         return settlements
 
