@@ -104,6 +104,20 @@ async def test_a_refused_request_starts_no_choice_and_costs_nothing(
         assert await used_by(running, key) == await used_by(running, (await keys.issue())[1])
 
 
+async def test_choices_without_tokens_need_no_room(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = priced(fake.url, litellm_settings={"max_budget": 1})
+        config["unisono"] = {"raw_completions": True}
+        async with keyed(config, tmp_path) as (running, keys):
+            _, key = await keys.issue(limits=KeyLimits(money_budget=10**6), raw=True)
+            for sender in (key, MASTER):
+                for extra in ({}, {"logprobs": 1}):
+                    body = {"model": "gpt-oss", "prompt": ["One", "Two"], "max_tokens": 0, "echo": True, **extra}
+                    answer = await running.post("/v1/completions", json.dumps(body).encode(), **bearing(sender))
+                    assert answer.status == 200, answer.body
+                    assert [choice["text"] for choice in answer.body["choices"]] == ["One", "Two"]
+
+
 async def test_parallel_requests_with_several_choices_do_not_exceed_a_budget(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER, first_delay_s=0.3) as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(limits=KeyLimits(money_budget=7 * SIZE * 1000))

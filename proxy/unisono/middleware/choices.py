@@ -72,8 +72,10 @@ class ChoiceUsage:
 def answers_without_room(requests: Sequence[GenerationRequest], room: int | None) -> int:
     """Return the number of answers of a request if `room` tokens are too few for them; else 0.
 
-    Each of several answers needs at least one token.
+    Each of several answers needs a token, unless the client requested answers without tokens.
     """
+    if requests[0].answer.max_tokens == 0:
+        return 0
     passthrough = requests[0].passthrough
     answers = len(requests) if passthrough is None else max(len(requests), passthrough.sequences)
     return answers if room is not None and answers > 1 and room < answers else 0
