@@ -361,12 +361,13 @@ def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: P
     assert all(f"#   {warning}" in text for warning in noted)
 
 
-def test_an_import_keeps_the_names_of_providers_with_budgets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budgeted", [["hosted_vllm", "vllm"], ["vllm"], ["hosted_vllm"]], ids=str)
+def test_an_import_keeps_the_names_of_providers_with_budgets(budgeted: list[str], tmp_path: Path) -> None:
     models = [
         {"model_name": "a", "litellm_params": {"model": f"{provider}/tiny", "api_base": f"http://{provider}:8000"}}
         for provider in ("hosted_vllm", "vllm", "ollama_chat")
     ]
-    budgets = {"hosted_vllm": {"max_budget": 1}, "vllm": {"max_budget": 2}}
+    budgets = {provider: {"max_budget": 1} for provider in budgeted}
     source = tmp_path / "litellm.yaml"
     source.write_text(yaml.safe_dump({"model_list": models, "router_settings": {"provider_budget_config": budgets}}))
     written = yaml.safe_load(imported(source))["model_list"]

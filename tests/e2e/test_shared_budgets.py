@@ -246,6 +246,30 @@ async def test_providers_of_one_kind_have_separate_budgets() -> None:
     assert refused.body["error"]["message"] == text
 
 
+@pytest.mark.parametrize(
+    ("budgets", "spent"), [(["hosted_vllm"], "hosted_vllm"), (["vllm"], "vllm"), (["hosted_vllm", "vllm"], "vllm")]
+)
+async def test_only_a_second_budget_for_a_kind_has_a_new_account(
+    budgets: list[str], spent: str, tmp_path: Path
+) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        used = priced(config_of(f"vllm@{fake.url}"))
+        used["store"] = {"url": f"sqlite://{tmp_path}/state.db"}
+        used["router_settings"] = {"provider_budget_config": {"vllm": {"max_budget": COST}}}
+        async with gateway(used) as running:
+            assert (await running.chat(max_tokens=SIZE)).status == 200
+        config = priced(config_of(*(f"{provider}@{fake.url}" for provider in budgets)))
+        for provider, entry in zip(budgets, config["model_list"], strict=True):
+            entry["model_name"] = f"gpt-oss-{provider}"
+        config["store"] = used["store"]
+        config["router_settings"] = {"provider_budget_config": {each: {"max_budget": COST} for each in budgets}}
+        async with gateway(config) as running:
+            answers = [await running.chat(model=f"gpt-oss-{provider}", max_tokens=SIZE) for provider in budgets]
+    assert [answer.status for answer in answers] == [429 if provider == spent else 200 for provider in budgets]
+    text = f"The budget of the provider `{spent}` is spent; ask the operator to raise it."
+    assert answers[-1].body["error"]["message"] == text
+
+
 async def test_messages_name_the_provider_whose_budget_is_too_small() -> None:
     async with FakeVllm(tokens=ANSWER, first_delay_s=0.5) as vllm:
         config = priced(config_of(f"vllm@{vllm.url}", litellm_settings={"max_budget": 1000}))

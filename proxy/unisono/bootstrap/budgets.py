@@ -49,7 +49,8 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
     # As in LiteLLM, 0 means no limit for the gateway.
     if limit := config.litellm_settings.max_budget:
         _check_prices(names, prices, GATEWAY_BUDGET)
-        yield SharedBudget("gateway", _limits(limit, config.litellm_settings.budget_duration), frozenset(names))
+        limits = _limits(limit, config.litellm_settings.budget_duration)
+        yield SharedBudget("gateway", "this gateway", limits, frozenset(names))
     for provider, budget in config.router_settings.provider_budget_config.items():
         path = f"{PROVIDER_BUDGETS}.{provider}"
         for index, entry in enumerate(config.model_list):
@@ -65,7 +66,20 @@ def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:
         amount = budget.budget_limit if budget.budget_limit is not None else budget.max_budget
         assert amount is not None
         period = budget.time_period or budget.budget_duration
-        yield SharedBudget(f"provider {provider}", _limits(amount, period), frozenset(own))
+        account = _account_of(provider, config)
+        yield SharedBudget(account, f"the provider `{provider}`", _limits(amount, period), frozenset(own))
+
+
+def _account_of(provider: str, config: Config) -> str:
+    """Return the name of the account to which the budget of a provider is charged.
+
+    It contains the kind, so that the spend is kept if a file changes to another name of the kind. If several names of
+    a kind have budgets, each has an account of its own.
+    """
+    kind = KIND_ALIASES.get(provider, provider)
+    budgets = config.router_settings.provider_budget_config
+    is_only_one = [KIND_ALIASES.get(name, name) for name in budgets].count(kind) == 1
+    return f"provider {kind if is_only_one else provider}"
 
 
 def _deployments_of(provider: str, config: Config, names: Sequence[str]) -> list[str]:

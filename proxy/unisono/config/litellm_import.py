@@ -38,7 +38,7 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
     tree.pop("include", None)
     translated: list[str] = []
     router = tree.get("router_settings")
-    # The budget of a provider applies to the entries with the name of the provider, so these entries keep this name.
+    # The budget of a provider applies to the entries with its name, so no entry gains or loses such a name.
     budgets = (router.get("provider_budget_config") if isinstance(router, dict) else None) or {}
     for index, entry in enumerate(tree.get("model_list") or []):
         _as_ours(entry, budgets)
@@ -127,7 +127,7 @@ def _store_url(raw: object) -> str | None:
 def _as_ours(entry: dict[str, Any], kept: Container[str]) -> None:
     """Convert an entry to the form of a Unisono file, in place.
 
-    `kept` contains the names of providers that remain unchanged.
+    No name of a provider changes from or to a name in `kept`.
     """
     params = entry.get("litellm_params")
     if not isinstance(params, dict):
@@ -135,7 +135,7 @@ def _as_ours(entry: dict[str, Any], kept: Container[str]) -> None:
     # The loader collects the keys for litellm under `provider`. In a file they are directly in `litellm_params`.
     params |= params.pop("provider", {})
     kind, slash, name = str(params.get("model", "")).partition("/")
-    if slash and kind in KIND_ALIASES and kind not in kept:
+    if slash and kind in KIND_ALIASES and kind not in kept and KIND_ALIASES[kind] not in kept:
         params["model"] = f"{KIND_ALIASES[kind]}/{name}"
 
 

@@ -27,7 +27,6 @@ from unisono.core.quotas import (
     QuotaReservation,
     QuotaStatus,
     UsageRecord,
-    owner_of,
 )
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
@@ -39,21 +38,19 @@ from unisono.middleware.refusals import NEVER_S, no_room
 
 @dataclass(frozen=True, slots=True)
 class SharedBudget:
-    """Budget to which all answers of `deployments` are charged; `name` is its id in the store."""
+    """Budget to which all answers of `deployments` are charged.
+
+    `name` is its id in the store, and `owner` is its owner in messages.
+    """
 
     name: str
+    owner: str
     limits: KeyLimits
     deployments: frozenset[str]
 
     @property
     def account(self) -> Account:
         return Account(SHARED_TENANT, self.name)
-
-    @property
-    def owner(self) -> str:
-        """Owner of the budget in messages."""
-        kind, name = owner_of(self.account)
-        return f"the {kind} `{name}`" if name else f"this {kind}"
 
 
 class SharedBudgets:
