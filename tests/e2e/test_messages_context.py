@@ -302,6 +302,19 @@ async def test_a_call_without_a_result_stays_after_the_summary(bench: Bench) -> 
     assert "notes" not in message["unisono"]
 
 
+async def test_a_preamble_between_pending_calls_does_not_separate_them_from_their_results(bench: Bench) -> None:
+    bench.say(SUMMARIZED, ANSWER)
+    uses = [{"type": "tool_use", "id": f"toolu_{n}", "name": "look", "input": {"into": f"cup {n}"}} for n in (1, 2)]
+    calls = [uses[0], {"type": "text", "text": "Then the other."}, uses[1]]
+    summarized = await bench.message(
+        messages=[*HISTORY, {"role": "assistant", "content": calls}], compaction={"type": "summarize"}
+    )
+    results = [{"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": f"Empty {n}."} for n in (1, 2)]
+    block = {"role": "assistant", "content": summarized["content"]}
+    await bench.message(messages=[block, {"role": "user", "content": results}])
+    assert_replaced(bench.prompts[-1], SUMMARY, "cup 1", "Empty 1.", "Then the other.", "cup 2", "Empty 2.")
+
+
 @both_forms
 async def test_a_missing_summary_is_a_block_without_content(bench: Bench, stream: bool) -> None:
     bench.say(f"{THOUGHT}<|channel|>final<|message|><|return|>", ANSWER)

@@ -46,8 +46,6 @@ INSTRUCTIONS = (
 # which the model would not write a summary at all.
 FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
 
-# Items, besides user messages, that only a compaction without a summary contains.
-HISTORY = (AssistantMessage, ToolResult)
 NO_SUMMARY = "compaction: the model wrote no complete summary, so the conversation was not compacted"
 
 
@@ -175,27 +173,32 @@ def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERV
 
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
-    """Return the calls without a result, each after its reasoning.
+    """Return the calls without a result, each after its reasoning and preamble.
 
-    A call is omitted if the model has answered a later message of the user, because the user then gave up the call.
+    Parallel calls share their reasoning, which comes once, before the first of them. A call is omitted if the model
+    has answered a later message of the user, because the user then gave up the call.
     """
-    pending: dict[str, list[Item]] = {}
-    reasoning: list[Item] = []
+    pending: dict[str, Sequence[Item]] = {}
+    # Newest reasoning and preambles, which belong to all calls until other reasoning or another preamble.
+    introduction: list[Item] = []
+    continues = False
     for item in items[: len(items) - len(newest_input(items))]:
         match item:
-            case AssistantReasoning():
-                reasoning.append(item)
-                continue
+            case AssistantReasoning() | AssistantMessage(phase=Phase.COMMENTARY):
+                introduction = [*introduction, item] if continues else [item]
             case AssistantCall(call_id=call_id):
-                pending[call_id] = [*reasoning, item]
+                pending[call_id] = (*introduction, item)
             case ToolResult(call_id=call_id):
                 pending.pop(call_id, None)
+            case AssistantMessage():
+                introduction = []
             case UserMessage():
+                introduction = []
                 pending.clear()
             case _:
                 pass
-        reasoning = []
-    return [item for call in pending.values() for item in call]
+        continues = bool(introduction) and introduction[-1] is item
+    return [*{id(item): item for unit in pending.values() for item in unit}.values()]
 
 
 def newest_input(items: Sequence[Item]) -> Sequence[Item]:
@@ -207,14 +210,22 @@ def newest_input(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def replaces_history(items: Iterable[Item]) -> bool:
-    """Return True if the items of a compaction include user messages, or output of the model.
+    """Return True if the items of a compaction include user messages, answers or tool results.
 
     Summaries, instructions, added tools and pending calls do not count.
     """
-    return any(
-        not item.text.startswith(SUMMARY_HEADING) if isinstance(item, UserMessage) else isinstance(item, HISTORY)
-        for item in items
-    )
+    return any(_is_history(item) for item in items)
+
+
+def _is_history(item: Item) -> bool:
+    match item:
+        case UserMessage(text=text):
+            return not text.startswith(SUMMARY_HEADING)
+        case AssistantMessage(phase=phase):
+            # Commentary also introduces pending calls.
+            return phase is Phase.FINAL
+        case _:
+            return isinstance(item, ToolResult)
 
 
 def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) -> list[UserMessage]:

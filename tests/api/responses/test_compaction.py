@@ -209,6 +209,53 @@ async def test_reasoning_stays_with_a_call_without_an_output() -> None:
         assert kinds == ["UserMessage", "UserMessage", "AssistantReasoning", "AssistantCall", "ToolResult"]
 
 
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Into the cup."}]}
+PREAMBLE = {"role": "assistant", "phase": "commentary", "content": "I look."}
+CALLS = [{"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": "{}"} for n in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([THOUGHT, PREAMBLE, CALLS[1]], ["Into the cup.", "I look.", "c3"]),
+        ([THOUGHT, *CALLS, OUTPUTS[0]], ["Into the cup.", "c3"]),
+        ([THOUGHT, CALLS[0], OUTPUTS[0], PREAMBLE, CALLS[1]], ["I look.", "c3"]),
+        ([THOUGHT, {"role": "assistant", "content": "Done."}, CALLS[1]], ["c3"]),
+    ],
+    ids=["preamble", "parallel calls", "next step", "after an answer"],
+)
+@pytest.mark.parametrize("way", ["compact", "compaction_trigger"])
+async def test_reasoning_and_preamble_stay_with_their_call(
+    items: list[dict[str, Any]], expected: list[str], way: str
+) -> None:
+    history = [{"role": "user", "content": "Tea?"}, *items]
+    async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
+        if way == "compact":
+            output = (await compact(gateway, input=history)).json()["output"]
+        else:
+            body = {"model": "gpt-oss", "store": False, "input": [*history, {"type": "compaction_trigger"}]}
+            output = (await gateway.post("/v1/responses", body)).json()["output"]
+        await gateway.post("/v1/responses", {"model": "gpt-oss", "store": False, "input": [*output, OUTPUTS[1]]})
+        kept = items_of_request(gateway)[-1 - len(expected) :]
+        assert [call_or_text(item) for item in kept] == [*expected, "c3"]
+        assert isinstance(items_of_request(gateway)[-2 - len(expected)], UserMessage)
+
+
+async def test_a_preamble_in_a_compaction_does_not_replace_the_users_messages() -> None:
+    async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
+        history = [{"role": "user", "content": "Tea?"}, PREAMBLE, CALLS[1]]
+        output = (await compact(gateway, input=history)).json()["output"]
+        body = {"model": "gpt-oss", "input": [*output, OUTPUTS[1]]}
+        first = (await gateway.post("/v1/responses", body)).json()
+        body = {"model": "gpt-oss", "input": "And now?", "previous_response_id": first["id"]}
+        await gateway.post("/v1/responses", body)
+        assert items_of_request(gateway)[0] == UserMessage("Tea?")
+
+
+def call_or_text(item: Item) -> str:
+    return item.call_id if isinstance(item, AssistantCall | ToolResult) else getattr(item, "text", "")
+
+
 async def test_a_call_that_was_given_up_is_only_part_of_the_summary() -> None:
     given_up = [{**CONVERSATION[2], "call_id": "c2"}, {"role": "user", "content": "Never mind."}]
     async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:

@@ -44,6 +44,7 @@ from unisono.core.conversation import (
     SUMMARY_HEADING,
     AddedTools,
     AssistantCall,
+    AssistantMessage,
     AssistantReasoning,
     DeveloperMessage,
     FunctionTool,
@@ -139,11 +140,14 @@ class HistoryReader:
             later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
             items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
         for item in items:
-            # A later message may contain the result of a call.
-            if isinstance(item, AssistantCall):
-                self.history.call(item)
-            else:
-                self.history.add(item)
+            # The results of calls may follow, and a preamble between the calls does not separate them.
+            match item:
+                case AssistantCall():
+                    self.history.call(item)
+                case AssistantReasoning() | AssistantMessage():
+                    self.history.add_within_exchange(item)
+                case _:
+                    self.history.add(item)
         at = f"messages.{position}.content.{place}.tool_changes"
         changes = [(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())]
         # The items in this gateway's own blocks already contain the notices about removed tools.
