@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.api.history_builder import History
+from unisono.core.conversation import AssistantCall, AssistantReasoning, Item, ToolResult
 from unisono.errors import InvalidRequest
 
 
@@ -24,3 +25,17 @@ def test_a_compaction_removes_the_errors_about_the_items_that_it_replaces() -> N
     history.leave_out(InvalidRequest("unknown item", param="input.1"), "it is unknown")
     history.clear()
     history.check_results(has_stored_history=True)
+
+
+def test_a_repeated_item_is_moved_only_before_its_result() -> None:
+    thought, call, result = AssistantReasoning("Look."), AssistantCall("c1", "look", "{}"), ToolResult("c1", "look", "")
+    history = History()
+    expected: list[Item] = [thought, call, result, thought, call, result]
+    history.add(thought)
+    history.call(call)
+    history.move_if_repeated([thought, call])
+    for _ in range(2):
+        history.add(AssistantReasoning("Look."))
+        history.call(AssistantCall("c1", "look", "{}"))
+        history.result(result)
+    assert list(history.items()) == expected

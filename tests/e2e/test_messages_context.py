@@ -315,6 +315,21 @@ async def test_a_preamble_between_pending_calls_does_not_separate_them_from_thei
     assert_replaced(bench.prompts[-1], SUMMARY, "cup 1", "Empty 1.", "Then the other.", "cup 2", "Empty 2.")
 
 
+@pytest.mark.parametrize("place", ["same message", "next message"])
+async def test_calls_that_follow_their_compaction_again_appear_once(bench: Bench, place: str) -> None:
+    bench.say(SUMMARIZED, ANSWER)
+    calls = [{"type": "tool_use", "id": f"toolu_{n}", "name": "look", "input": {"into": f"cup {n}"}} for n in (1, 2)]
+    calls.insert(0, {"type": "text", "text": "I look again."})
+    summarized = await bench.message(
+        messages=[*HISTORY, {"role": "assistant", "content": calls}], compaction={"type": "summarize"}
+    )
+    results = [{"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": f"Empty {n}."} for n in (1, 2)]
+    contents = [[*summarized["content"], *calls]] if place == "same message" else [summarized["content"], calls]
+    messages = [{"role": "assistant", "content": content} for content in contents]
+    await bench.message(messages=[*messages, {"role": "user", "content": results}])
+    assert_replaced(bench.prompts[-1], SUMMARY, "I look again.", "cup 1", "Empty 1.", "cup 2", "Empty 2.")
+
+
 @both_forms
 async def test_a_missing_summary_is_a_block_without_content(bench: Bench, stream: bool) -> None:
     bench.say(f"{THOUGHT}<|channel|>final<|message|><|return|>", ANSWER)

@@ -129,6 +129,9 @@ class History:
         self._orphans: list[InvalidRequest] = []
         # Errors about items of the current exchange that were left out.
         self._left_out: list[InvalidRequest] = []
+        # Items that are moved if they are added again, and the items that were.
+        self._movable: dict[object, Item] = {}
+        self.moved: list[Item] = []
 
     def items(self) -> tuple[Item, ...]:
         items: list[Item] = []
@@ -146,11 +149,32 @@ class History:
     def add(self, *items: Item) -> None:
         """Add messages and reasoning. Calls and results after them form a new exchange."""
         self._exchange, self._orphans, self._left_out = {}, [], []
-        self._entries += items
+        self.add_within_exchange(*items)
 
     def add_within_exchange(self, *items: Item) -> None:
         """Add messages and reasoning between calls of one exchange."""
+        for item in items:
+            self._remove_earlier(item)
         self._entries += items
+
+    def move_if_repeated(self, items: Iterable[Item]) -> None:
+        """Remove an item of `items`, which are in the history, when it is added again.
+
+        `items` are pending calls with their reasoning and preambles, for example of a compaction. A client may send
+        them again before the first result.
+        """
+        self._movable = {_identity(item): item for item in items}
+
+    def _remove_earlier(self, item: Item) -> bool:
+        """Remove the movable item that `item` repeats; return False if there is none."""
+        earlier = self._movable.pop(_identity(item), None) if self._movable else None
+        if earlier is None:
+            return False
+        self.moved.append(earlier)
+        self._entries = [
+            entry for entry in self._entries if (entry.call if isinstance(entry, _Pending) else entry) is not earlier
+        ]
+        return True
 
     @property
     def has_output(self) -> bool:
@@ -163,6 +187,8 @@ class History:
         self.add()  # ends the exchange, and with it the errors about its items
 
     def call(self, call: AssistantCall) -> None:
+        if self._remove_earlier(call):
+            self._exchange.pop(call.call_id, None)
         pending = _Pending(call, [])
         self._names[call.call_id] = call.name
         self._exchange.setdefault(call.call_id, deque()).append(pending)
@@ -217,6 +243,12 @@ class History:
 
     def result(self, result: ToolResult) -> None:
         """Add a tool result after its call, or at the end if the exchange has no such call."""
+        # Later reasoning with the same text is new. Only calls without a result may still be repeated.
+        self._movable = {
+            key: item
+            for key, item in self._movable.items()
+            if isinstance(item, AssistantCall) and item.call_id != result.call_id
+        }
         same = self._exchange.get(result.call_id)
         if same is None:
             self._entries.append(result)
@@ -236,6 +268,17 @@ class History:
                 self._entries.pop()
                 return last.text
         return None
+
+
+def _identity(item: Item) -> object:
+    """Return a value that an item has in common with its repetitions only."""
+    match item:
+        case AssistantCall():
+            return item.call_id
+        case AssistantReasoning() | AssistantMessage():
+            return type(item), item.text
+        case _:
+            return None
 
 
 def split_markers(text: str, visible: Phase) -> list[Item]:

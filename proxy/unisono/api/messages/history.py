@@ -38,6 +38,7 @@ from unisono.api.messages.content_blocks import (
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
+from unisono.api.summary import pending_calls
 from unisono.api.tools import to_toolbox
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
@@ -148,6 +149,7 @@ class HistoryReader:
                     self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)
+        self.history.move_if_repeated(pending_calls(items))
         at = f"messages.{position}.content.{place}.tool_changes"
         changes = [(f"{at}.{index}", change) for index, change in enumerate(block.tool_changes or ())]
         # The items in this gateway's own blocks already contain the notices about removed tools.

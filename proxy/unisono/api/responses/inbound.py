@@ -351,7 +351,15 @@ def to_entries(
         entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
     reading.check()
     reading.history.check_results(has_stored_history=has_stored_history)
-    return tuple(entries)
+    return _without_repeated(entries, reading.history.moved)
+
+
+def _without_repeated(entries: Sequence[StoredItem], moved: Sequence[Item]) -> tuple[StoredItem, ...]:
+    """Return stored items without the content that a later item repeats."""
+    if not moved:
+        return tuple(entries)
+    ids = {id(item) for item in moved}
+    return tuple(replace(each, meaning=tuple(item for item in each.meaning if id(item) not in ids)) for each in entries)
 
 
 def _wire_of(item: InputItem, reading: InputConversion) -> Wire:

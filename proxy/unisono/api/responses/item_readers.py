@@ -52,7 +52,7 @@ from unisono.api.responses.tool_items import (
     read_search_call,
     read_search_output,
 )
-from unisono.api.summary import replaces_history
+from unisono.api.summary import pending_calls, replaces_history
 from unisono.api.tools import MAX_NAME, checked_name, in_namespace
 from unisono.core.conversation import (
     AddedTools,
@@ -381,5 +381,16 @@ def read(conversion: InputConversion, item: InputItem, param: str) -> tuple[Item
     item. Both errors name the field `param`.
     """
     items = READERS[type(item)](conversion, item, param)
+    if not _is_compaction(conversion, item):
+        conversion.add(items)
+        return tuple(items)
+    # Clients may send pending calls before or after the compaction that also contains them.
+    conversion.history.move_if_repeated(pending_calls(conversion.history.items()))
     conversion.add(items)
+    conversion.history.move_if_repeated(pending_calls(items))
     return tuple(items)
+
+
+def _is_compaction(conversion: InputConversion, item: InputItem) -> bool:
+    stored = conversion.known.stored_item(item.id) if isinstance(item, InputReference) else None
+    return isinstance(item, InputSealed) or (stored is not None and stored.wire.get("type") == "compaction")
