@@ -169,16 +169,16 @@ PARALLEL_CALLS: dict[str, tuple[tuple[Item, ...], tuple[Item, ...], tuple[Item, 
     "all preambles": ((BOTH_PREAMBLES,), EXACT, EXACT_SECOND),
     "reasoning before the first call": ((AssistantReasoning("Use the tool."),), EXACT, EXACT_SECOND),
     "nothing": ((), EXACT, EXACT_SECOND),
-    "changed reasoning": ((CHANGED,), (CHANGED, SENT_CALL), EXACT_SECOND[1:]),
+    "changed reasoning": ((CHANGED,), (CHANGED, SENT_CALL), (SENT_SECOND,)),
     "changed reasoning and all preambles": (
         (CHANGED, BOTH_PREAMBLES),
         (CHANGED, BOTH_PREAMBLES, SENT_CALL),
-        EXACT_SECOND[2:],
+        (SENT_SECOND,),
     ),
     "a part of the reasoning": (
         (AssistantReasoning("Use the tool.Now"),),
         (AssistantReasoning("Use the tool.Now"), SENT_CALL),
-        EXACT_SECOND[1:],
+        (SENT_SECOND,),
     ),
 }
 
@@ -191,6 +191,44 @@ def test_no_text_appears_twice_if_a_message_with_several_calls_is_sent_back(
     cache.record("team", [THOUGHT, PREAMBLE, CALL, AGAIN, NEXT, SECOND])
     sent = conversation(ASK, *texts, SENT_CALL, RESULT, SENT_SECOND, SECOND_RESULT)
     assert cache.recall("team", sent).items == (ASK, *first, RESULT, *second, SECOND_RESULT)
+
+
+OTHER_CALLS: dict[str, tuple[AssistantCall, AssistantCall]] = {
+    "the first call has other arguments": (replace(SENT_CALL, arguments="{}"), SENT_SECOND),
+    "the first call has another id": (replace(SENT_CALL, call_id="call_x"), SENT_SECOND),
+    "the second call has other arguments": (SENT_CALL, replace(SENT_SECOND, arguments="{}")),
+    "the second call has another name": (SENT_CALL, replace(SENT_SECOND, name="search")),
+    "the second call has another id": (SENT_CALL, replace(SENT_SECOND, call_id="call_x")),
+    "the calls are in another order": (SENT_SECOND, SENT_CALL),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_a_message_with_a_changed_call_keeps_the_texts_that_the_client_sent(
+    first: AssistantCall, second: AssistantCall
+) -> None:
+    cache = ConversationCache()
+    third = Closed(ToolCall(7, 2, "call_3", "get_weather"), "{}", (14,))
+    cache.record("team", [THOUGHT, PREAMBLE, CALL, AGAIN, NEXT, SECOND, Closed(Reasoning(6), "Now all.", (13,)), third])
+    thoughts = AssistantReasoning("Use the tool.Now Rome.Now all.")
+    sent = (ASK, thoughts, BOTH_PREAMBLES, first, RESULT, second, SECOND_RESULT, replace(SENT_CALL, call_id="call_3"))
+    assert cache.recall("team", conversation(*sent)).items == sent
+    sent = (*sent[:-1], AssistantCall("call_3", "get_weather", "{}"))
+    assert cache.recall("team", conversation(*sent)).items == sent
+
+
+@pytest.mark.parametrize("call_id", ["call_x", "call_1"])
+def test_reasoning_is_restored_after_an_unknown_or_changed_call_with_reasoning(call_id: str) -> None:
+    cache = ConversationCache()
+    cache.record("team", [THOUGHT, CALL])
+    cache.record("team", [AGAIN, SECOND])
+    cache.record("team", [THOUGHT, Closed(ToolCall(1, 0, "call_3", "get_weather"), "{}", (12,))])
+    other = (AssistantReasoning("Other."), AssistantCall(call_id, "get_weather", "{}"), ToolResult(call_id, "g", "x"))
+    third, third_result = AssistantCall("call_3", "get_weather", "{}"), ToolResult("call_3", "g", "x")
+    sent = conversation(ASK, *other, SENT_SECOND, SECOND_RESULT, third, third_result)
+    second = (EXACT_SECOND[0], EXACT_SECOND[2], SECOND_RESULT)
+    expected = (ASK, *other, *second, EXACT[0], replace(third, tokens=(12,)), third_result)
+    assert cache.recall("team", sent).items == expected
 
 
 def test_reasoning_is_restored_after_a_message_whose_reasoning_was_changed() -> None:

@@ -15,9 +15,9 @@ import hashlib
 import json
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import takewhile
 from sys import getsizeof
 from typing import Final
 
@@ -57,15 +57,17 @@ MAX_ENTRY_SHARE = 1 / 8  # larger entries, as a share of the cache's `max_bytes`
 class _Entry:
     """Items without their tokens, and the token ids of each item, packed into 4 bytes per id.
 
-    As Python integers in a tuple, token ids would take 40 bytes each.
+    As Python integers in a tuple, token ids would take 40 bytes each. If the items end with a call, `first_call`
+    is the id of the first call to a client's tool in the same answer.
     """
 
     items: tuple[StoredItem, ...]
     tokens: tuple[bytes, ...]
     size: int
+    first_call: str
 
     @classmethod
-    def of(cls, items: Sequence[StoredItem]) -> _Entry:
+    def of(cls, items: Sequence[StoredItem], first_call: str) -> _Entry:
         bare: list[StoredItem] = []
         tokens: list[bytes] = []
         size = ENTRY_BYTES
@@ -77,7 +79,7 @@ class _Entry:
                 bare.append(_with_tokens(item, ()))
                 tokens.append(array("I", item.tokens).tobytes())
             size += getsizeof(bare[-1]) + getsizeof(tokens[-1]) + sum(map(getsizeof, _texts(item)))
-        return cls(tuple(bare), tuple(tokens), size)
+        return cls(tuple(bare), tuple(tokens), size, first_call)
 
     def restored(self) -> tuple[StoredItem, ...]:
         return tuple(
@@ -154,9 +156,7 @@ class ConversationCache:
         """Return the items of a conversation, with the token ids that the model generated."""
         items: list[Item] = []
         turn: list[Generated] = []
-        # Kinds of items that the client sent before the calls of the current message, if they differ from the stored
-        # items. They replace the stored items of the same kind, so that no text appears twice.
-        replaced: frozenset[type] = frozenset()
+        changed: set[str] = set()  # ids of the calls in messages that the client changed
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for position, item in enumerate(conversation.items):
             if position == conversation.reasoning_from:
@@ -167,17 +167,19 @@ class ConversationCache:
                 case AssistantReasoning() | AssistantMessage():
                     turn.append(item)
                 case AssistantCall():
-                    stored = self._recall_call(tenant, turn, item, _later_calls(conversation.items, position), sent)
+                    stored = self._recall_call(tenant, item, sent)
                     if turn:
-                        replaced = frozenset() if stored else frozenset(map(type, turn))
-                    items += [each for each in stored if type(each) not in replaced] or (*turn, item)
+                        # A Chat message contains the texts between its calls before the first call.
+                        calls = self._calls_of_message(tenant, conversation.items, position)
+                        turns = takewhile(bool, (self._recall_call(tenant, each, sent) for each in calls))
+                        if not _has_same_texts([*turns], turn):
+                            changed.update(each.call_id for each in calls)
+                    items += stored if stored and item.call_id not in changed else (*turn, item)
                     turn = []
                 case UserMessage() | DeveloperMessage() | ToolResult() | AddedTools():
                     items += self._recall_answer(tenant, turn)
                     turn = []
                     items.append(item)
-                    if not isinstance(item, ToolResult):
-                        replaced = frozenset()
         items += self._recall_answer(tenant, turn)
         return tuple(items)
 
@@ -197,7 +199,7 @@ class ConversationCache:
         turn: list[StoredItem] = []
         messages: list[AssistantMessage] = []
         before = 0  # index in `turn` of the first item after the last emitted call
-        handed: tuple[bytes, tuple[StoredItem, ...]] | None = None
+        handed: tuple[bytes, tuple[StoredItem, ...], str] | None = None  # arguments of `_store` for the last call
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
                 continue  # the call is in the conversation already
@@ -217,20 +219,20 @@ class ConversationCache:
                         turn, before = [], 0
                 case ToolCall(call_id=call_id, name=name):
                     turn.append(AssistantCall(call_id, name, event.text, event.tokens))
-                    handed = (_key(tenant, "call", call_id), tuple(turn))
+                    handed = (_key(tenant, "call", call_id), tuple(turn), handed[2] if handed else call_id)
                     self._store(*handed)
                     turn, messages, before = [], [], 0
                 case HostedCall(call_id=call_id, name=name, server=server):
                     turn.append(AssistantCall(call_id, name, event.text, event.tokens))
                     if server in visible:
-                        self._store(_key(tenant, "call", call_id), tuple(turn[before:]))
+                        self._store(_key(tenant, "call", call_id), tuple(turn[before:]), call_id)
                     if results is not None and call_id in results:
                         turn.append(results[call_id])
                     before = len(turn) if server in visible else before
         if handed is not None and turn and all(isinstance(item, AssistantCall | ToolResult) for item in turn):
             # Calls to server tools that follow the last call to a client's tool are stored under that client call.
-            key, items = handed
-            self._store(key, (*items, *turn))
+            key, items, first_call = handed
+            self._store(key, (*items, *turn), first_call)
 
     def _store_answer(self, tenant: str, messages: Sequence[AssistantMessage]) -> None:
         self._store(_key(tenant, "answer", messages[-1].text), messages[-1:])
@@ -238,29 +240,30 @@ class ConversationCache:
             # Chat clients send all messages of an answer back as one text.
             self._store(_key(tenant, "answer", join_messages(each.text for each in messages)), messages)
 
-    def _recall_call(
-        self,
-        tenant: str,
-        turn: Sequence[Generated],
-        call: AssistantCall,
-        later: Iterable[AssistantCall],
-        sent: Collection[str],
-    ) -> Sequence[StoredItem]:
-        """Return the stored turn of a call, or () if it is unknown or the client changed it.
+    def _recall_call(self, tenant: str, call: AssistantCall, sent: Collection[str]) -> Sequence[StoredItem]:
+        """Return the stored turn of a call, or () if it is unknown or the client changed the call."""
+        stored = _without_sent(self._find(_key(tenant, "call", call.call_id)), call.call_id, sent)
+        return stored if _has_same_call(stored, call) else ()
 
-        `turn` contains the reasoning and preambles that the client sent before the call. `later` are the next calls of
-        the same message.
+    def _calls_of_message(self, tenant: str, items: Sequence[Item], begin: int) -> Sequence[AssistantCall]:
+        """Return the calls from `begin` on that may belong to the same message.
+
+        Only results separate them. The first call of another answer, if it is known, belongs to the next message.
         """
-
-        def stored_turn(call_id: str) -> Sequence[StoredItem]:
-            return _without_sent(self._find(_key(tenant, "call", call_id)), call_id, sent)
-
-        stored = stored_turn(call.call_id)
-        if not _has_same_call(stored, call):
-            return ()
-        # In a Chat message, all texts precede the first call, even those that the model wrote between two calls.
-        turns = [stored, *(stored_turn(each.call_id) for each in later)] if turn else [stored]
-        return stored if _has_same_texts(turns, turn) else ()
+        calls: list[AssistantCall] = []
+        answers: set[str] = set()  # ids of the first calls
+        for position in range(begin, len(items)):
+            item = items[position]
+            if isinstance(item, AssistantCall):
+                entry = self._entries.get(_key(tenant, "call", item.call_id))
+                if entry is not None:
+                    if calls and item.call_id == entry.first_call and entry.first_call not in answers:
+                        break
+                    answers.add(entry.first_call)
+                calls.append(item)
+            elif not isinstance(item, ToolResult):
+                break
+        return calls
 
     def _recall_answer(self, tenant: str, turn: Sequence[Generated]) -> Sequence[Item]:
         items: list[Item] = []
@@ -295,8 +298,8 @@ class ConversationCache:
         self._entries.move_to_end(key)
         return entry.restored()
 
-    def _store(self, key: bytes, items: Sequence[StoredItem]) -> None:
-        entry = _Entry.of(items)
+    def _store(self, key: bytes, items: Sequence[StoredItem], first_call: str = "") -> None:
+        entry = _Entry.of(items, first_call)
         # One long turn must not evict the turns of all other conversations.
         if entry.size > self._max_bytes * MAX_ENTRY_SHARE:
             return
@@ -325,15 +328,6 @@ def _without_sent(stored: Sequence[StoredItem], call_id: str, sent: Collection[s
 
 def _is_call(item: StoredItem, call_id: str) -> bool:
     return isinstance(item, AssistantCall) and item.call_id == call_id
-
-
-def _later_calls(items: Sequence[Item], position: int) -> Iterator[AssistantCall]:
-    """Yield the calls after `position`, up to the first item that is not a call or a result."""
-    for item in islice(items, position + 1, None):
-        if isinstance(item, AssistantCall):
-            yield item
-        elif not isinstance(item, ToolResult):
-            return
 
 
 def _has_same_call(stored: Sequence[StoredItem], call: AssistantCall) -> bool:
