@@ -79,6 +79,7 @@ SENT_ARGUMENTS = {
     '{"path":"a","all":false}': False,
     '{"path":"a"}': False,
     '{"path":"","all":true}': False,
+    "": False,
     "[]": False,
 }
 
@@ -90,6 +91,14 @@ def test_a_call_is_recognised_with_defaults_that_the_client_added(arguments: str
     sent = replace(SENT_CALL, arguments=arguments)
     found = cache.recall("team", conversation(ASK, sent, RESULT)).items[1]
     assert found == (replace(EXACT[2], arguments='{"path":"a","all":true}') if is_known else sent)
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_call_without_arguments_is_recognised_if_the_client_sends_a_blank_text(blank: str) -> None:
+    cache = ConversationCache()
+    cache.record("team", [THOUGHT, replace(CALL, text="{}")])
+    found = cache.recall("team", conversation(ASK, replace(SENT_CALL, arguments=blank), RESULT))
+    assert found.items == (ASK, EXACT[0], replace(EXACT[2], arguments="{}"), RESULT)
 
 
 def test_entries_are_separate_for_each_tenant() -> None:

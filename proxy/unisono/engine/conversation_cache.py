@@ -364,14 +364,14 @@ def _joined(items: Iterable[StoredItem], kind: type[AssistantReasoning] | type[A
 def _same_arguments(stored: str, given: str) -> bool:
     """Return whether a client's arguments are the same text or JSON as the stored arguments.
 
-    Members that the client added with an empty value (`EMPTY`) are ignored. JSON is compared because some APIs pass
-    arguments as an object, which the client may serialize differently. Numbers are compared as double-precision floats,
-    because common JSON parsers round them.
+    Members that the client added with an empty value (`EMPTY`) are ignored, and a blank text means `{}`. JSON is
+    compared because some APIs pass arguments as an object, which the client may serialize differently. Numbers are
+    compared as double-precision floats, because common JSON parsers round them.
     """
     if stored == given:
         return True
     try:
-        own, other = json.loads(stored, parse_int=float), json.loads(given, parse_int=float)
+        own, other = json.loads(stored, parse_int=float), json.loads(given.strip() or "{}", parse_int=float)
         if isinstance(own, dict) and isinstance(other, dict):
             # Claude Code sends a call back with the defaults of its tool, such as `"replace_all": false`.
             other = {name: value for name, value in other.items() if name in own or value not in EMPTY}
