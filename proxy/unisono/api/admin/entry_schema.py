@@ -15,6 +15,8 @@ from unisono.api.admin.fields import (
     Metadata,
     Name,
     Names,
+    NewMetadata,
+    applicable_metadata,
     has_part,
     iso,
     models_answer,
@@ -65,7 +67,7 @@ class EntrySettings(LimitFields):
         if "models" in sent:
             fields["models"] = to_models(self.models)
         if "metadata" in sent:
-            fields["metadata"] = self.metadata or {}
+            fields["metadata"] = applicable_metadata(self.metadata or {}, entry.metadata)
         if "blocked" in sent:
             fields["is_blocked"] = bool(self.blocked)
         if "budget_id" in sent and entry.kind is not EntryKind.BUDGET:
@@ -85,6 +87,7 @@ class EntrySettings(LimitFields):
 class NewTeam(EntrySettings):
     """Body of `/team/new`."""
 
+    metadata: NewMetadata | None = None
     team_id: Name | None = None
     team_alias: Name | None = None
     members_with_roles: Members = Field(default_factory=list)
@@ -131,6 +134,7 @@ class UserFields(EntrySettings):
 class NewUser(UserFields):
     """Body of `/user/new`. By default a key of the user is created too."""
 
+    metadata: NewMetadata | None = None
     user_id: Name | None = None
     teams: Names = Field(default_factory=list)
     auto_create_key: bool = True
@@ -157,6 +161,8 @@ class UpdateCustomer(EntrySettings):
 
 class NewCustomer(UpdateCustomer):
     """Body of `/customer/new`."""
+
+    metadata: NewMetadata | None = None
 
 
 class CustomerReferences(AdminBody):

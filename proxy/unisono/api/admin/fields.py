@@ -158,8 +158,18 @@ def period_of(text: str | None) -> Period:
         raise invalid_field(str(error)) from None
 
 
-def _applicable_metadata(value: dict[str, Any]) -> dict[str, Any]:
-    return _without(value, METADATA_SETTINGS, "metadata.")
+def applicable_metadata(value: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata without neutral settings that do not apply.
+
+    Raises `UnsupportedValue` for other settings that do not apply. Those that are equal to the `stored` metadata are
+    permitted: earlier versions stored them, and clients send them back.
+    """
+    kept = {name for name, each in value.items() if name in stored and stored[name] == each}
+    return _without(value, METADATA_SETTINGS - kept, "metadata.")
+
+
+def _new_metadata(value: dict[str, Any]) -> dict[str, Any]:
+    return applicable_metadata(value, {})
 
 
 def _bounded_metadata(value: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +202,9 @@ Usd = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_micro_exact)]
 DurationText = Annotated[str, AfterValidator(_to_duration)]
 ExpiryText = Annotated[str, AfterValidator(_to_expiry)]
 PeriodText = Annotated[str, AfterValidator(_to_period_text)]
-Metadata = Annotated[dict[str, Any], AfterValidator(_applicable_metadata), AfterValidator(_bounded_metadata)]
+# Bodies that create an object have the type `NewMetadata`, so that they are refused before anything is reserved.
+Metadata = Annotated[dict[str, Any], AfterValidator(_bounded_metadata)]
+NewMetadata = Annotated[Metadata, AfterValidator(_new_metadata)]
 
 
 def to_models(names: list[str] | None) -> frozenset[str] | None:

@@ -20,6 +20,8 @@ from unisono.api.admin.fields import (
     Metadata,
     Name,
     Names,
+    NewMetadata,
+    applicable_metadata,
     iso,
     models_answer,
     period_of,
@@ -112,7 +114,8 @@ class KeySettings(LimitFields):
     def _metadata(self, record: KeyRecord) -> dict[str, Json]:
         """Return the key's metadata, with the tags in the body. LiteLLM stores tags in the metadata."""
         is_sent = "metadata" in self.model_fields_set
-        metadata = dict(self.metadata or {}) if is_sent else dict(record.metadata)
+        stored = record.metadata
+        metadata = applicable_metadata(self.metadata or {}, stored) if is_sent else dict(stored)
         tags = self.tags if "tags" in self.model_fields_set else record.metadata.get("tags")
         if tags and "tags" not in metadata:
             metadata["tags"] = [*tags] if isinstance(tags, list) else []
@@ -134,6 +137,7 @@ class UpdateKey(KeySettings):
 
     A key stays in its team, because the team owns the state that the key stored.
     """
+    metadata: Annotated[NewMetadata, AfterValidator(_with_valid_tags)] | None = None
 
     key: Name | None = None
     team_id: Name | None = None

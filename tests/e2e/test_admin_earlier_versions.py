@@ -1,0 +1,44 @@
+"""Keys, teams and users of earlier versions, which stored what is refused now: clients can still change them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.administered import AdminClient
+from tests.e2e.keyed import Ring, ring
+from unisono.core.directory import DirectoryEntry, EntryKind
+
+OLD = {"guardrails": ["pii"], "cost centre": 42}
+
+
+@pytest.fixture
+async def keys(store_address: str) -> AsyncIterator[Ring]:
+    async with ring(store_address) as opened:
+        yield opened
+
+
+async def test_stored_metadata_can_be_sent_back(admin: AdminClient, keys: Ring) -> None:
+    record, _ = await keys.issue(metadata=OLD)
+    for kind in (EntryKind.TEAM, EntryKind.USER, EntryKind.CUSTOMER):
+        await keys.store.put_entry(DirectoryEntry(kind, "old", 1.0, metadata=OLD))
+    objects: dict[str, dict[str, Any]] = {
+        "/key/update": {"key": record.id},
+        "/key/regenerate": {"key": record.id},
+        "/team/update": {"team_id": "old"},
+        "/user/update": {"user_id": "old"},
+        "/customer/update": {"user_id": "old"},
+    }
+    for path, named in objects.items():
+        changed = await admin.made(path, **named, metadata=OLD | {"new": 1}, rpm_limit=5)
+        changed = changed.get("data", changed)
+        assert (changed["metadata"], changed["rpm_limit"]) == (OLD | {"new": 1}, 5), path
+        for metadata in ({"guardrails": ["other"]}, OLD | {"policies": ["strict"]}):
+            refused = await admin.post(path, **named, metadata=metadata)
+            field = f"metadata.{'policies' if 'policies' in metadata else 'guardrails'}"
+            assert (refused.status, refused.body["error"]["param"]) == (400, field), path
+    # Metadata without the setting removes it.
+    changed = await admin.made("/key/update", key=record.id, metadata={"guardrails": [], "cost centre": 42})
+    assert changed["metadata"] == {"cost centre": 42}
