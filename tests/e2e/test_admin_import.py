@@ -223,6 +223,11 @@ async def test_neutral_permissions_and_metadata_are_accepted(admin: AdminClient)
     assert (info["tags"], info["metadata"]) == (["nightly"], {"tags": ["nightly"], "project": "x"})
     # A client may send the permissions of an answer back.
     await admin.made("/key/update", key=row["token"], object_permission=info["object_permission"])
+    # An empty list permits no tool servers.
+    row = {"token": token("sk-empty"), "object_permission": permission | {"mcp_servers": []}}
+    await admin.made("/key/import", keys=[row])
+    info = (await admin.get(f"/key/info?key={row['token']}")).body["info"]
+    assert info["object_permission"]["mcp_servers"] == []
 
 
 def test_the_table_is_read_as_postgresql_writes_it() -> None:

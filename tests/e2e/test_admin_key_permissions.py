@@ -146,3 +146,38 @@ async def test_admin_of_a_team_may_loosen_the_keys_of_the_team(admin: AdminClien
     await admin.made("/team/member_add", team_id="tz", member={"user_id": "bob", "role": "admin"})
     assert (await key.refused("/key/update", rpm_limit=None, blocked=False))[0] == 200
     assert await key.refused("/key/update", raw=True) == (403, "raw")
+
+
+# Permissions of a key without permissions in LiteLLM's clients.
+EMPTY_FORM: dict[str, Any] = {
+    "mcp_servers": [],
+    "mcp_access_groups": [],
+    "mcp_tool_permissions": {},
+    "vector_stores": [],
+    "agents": [],
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_empty_form_restricts_no_key_and_loosens_none(admin: AdminClient, path: str) -> None:
+    key = await bobs_key(admin)
+    assert await permission(admin, key) is None
+    assert (await key.refused(path, object_permission=EMPTY_FORM, rpm_limit=5))[0] == 200
+    assert await permission(admin, key) is None
+    # A list of servers alone, and the removal of all servers of a restricted key, permit no server.
+    assert (await key.refused(path, object_permission={"object_permission_id": "id", "mcp_servers": []}))[0] == 200
+    assert (await permission(admin, key))["mcp_servers"] == []
+    assert (await key.refused(path, object_permission=EMPTY_FORM))[0] == 200
+    assert (await permission(admin, key))["mcp_servers"] == []
+    await admin.made("/key/update", key=key.id, object_permission={"mcp_servers": ["docs"]})
+    await admin.made(path, key=key.id, object_permission=EMPTY_FORM)
+    assert (await permission(admin, key))["mcp_servers"] == []
+
+
+async def permission(admin: AdminClient, key: OwnedKey) -> Any:
+    return (await admin.get(f"/key/info?key={key.id}")).body["info"]["object_permission"]
+
+
+async def test_empty_form_of_a_new_key_restricts_nothing(admin: AdminClient) -> None:
+    made = await admin.made("/key/generate", object_permission=EMPTY_FORM)
+    assert made["object_permission"] is None

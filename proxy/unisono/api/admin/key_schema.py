@@ -47,7 +47,8 @@ Neutral = Annotated[Any, AfterValidator(_neutral)]
 class ObjectPermission(AdminBody):
     """Permitted tool servers, by label. None permits all.
 
-    `object_permission_id` has no effect. Answers contain it, so clients may send it back.
+    `object_permission_id` has no effect. Answers contain it, so clients may send it back. LiteLLM's clients send the
+    form of a key without permissions as an empty list in each field; in LiteLLM, it restricts nothing.
     """
 
     object_permission_id: str | None = None
@@ -63,6 +64,16 @@ class ObjectPermission(AdminBody):
     models: Neutral = None
     search_tools: Neutral = None
     skills: Neutral = None
+
+    def applied(self, servers: frozenset[str] | None) -> frozenset[str] | None:
+        """Return the tool servers of a key that may use `servers` before the change.
+
+        LiteLLM's empty form does not restrict a key that has no restriction.
+        """
+        is_form = self.mcp_servers == [] and bool(self.model_fields_set - {"mcp_servers", "object_permission_id"})
+        if self.mcp_servers is None or (is_form and servers is None):
+            return None
+        return frozenset(self.mcp_servers)
 
 
 def _with_valid_tags(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +118,7 @@ class KeySettings(LimitFields):
         if "raw" in sent:
             fields["raw"] = bool(self.raw)
         if self.object_permission is not None:
-            servers = self.object_permission.mcp_servers
-            fields["mcp_servers"] = None if servers is None else frozenset(servers)
+            fields["mcp_servers"] = self.object_permission.applied(record.mcp_servers)
         return replace(record, **fields, metadata=self._metadata(record))
 
     def _metadata(self, record: KeyRecord) -> dict[str, Json]:
@@ -127,6 +137,7 @@ class KeySettings(LimitFields):
 class GenerateKey(KeySettings):
     """Body of `/key/generate`."""
 
+    metadata: Annotated[NewMetadata, AfterValidator(_with_valid_tags)] | None = None
     team_id: Name | None = None
     user_id: Name | None = None
     key_type: Literal["default", "llm_api"] | None = None
@@ -137,7 +148,6 @@ class UpdateKey(KeySettings):
 
     A key stays in its team, because the team owns the state that the key stored.
     """
-    metadata: Annotated[NewMetadata, AfterValidator(_with_valid_tags)] | None = None
 
     key: Name | None = None
     team_id: Name | None = None

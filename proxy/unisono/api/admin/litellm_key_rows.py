@@ -180,6 +180,8 @@ async def _import_key(
         user=body.user_id or "",
         created_by=actor.id,
         limits=KeyLimits(budget_since=now),
+        # An empty list permits no tool servers here, even in an empty form: an imported key gets no further rights.
+        mcp_servers=None if body.object_permission is None else frozenset(),
     )
     record = replace(body.applied(record, now), expires_at=_time(row, "expires"))
     await store_new_key(admin, actor, record, "imported")
