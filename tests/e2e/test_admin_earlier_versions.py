@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.administered import AdminClient
 from tests.e2e.keyed import Ring, ring
 from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import SHARED_TENANT
 
 OLD = {"guardrails": ["pii"], "cost centre": 42}
 
@@ -42,3 +43,13 @@ async def test_stored_metadata_can_be_sent_back(admin: AdminClient, keys: Ring) 
     # Metadata without the setting removes it.
     changed = await admin.made("/key/update", key=record.id, metadata={"guardrails": [], "cost centre": 42})
     assert changed["metadata"] == {"cost centre": 42}
+
+
+async def test_reserved_address_of_a_deleted_user_is_free(admin: AdminClient, keys: Ring) -> None:
+    for email in ("one@example.org", "two@example.org"):
+        await keys.store.claim(SHARED_TENANT, f"admin:email {email}", "", "deleted")
+    await admin.made("/user/new", user_id="one", user_email="one@example.org")
+    await admin.made("/team/new", team_id="t")
+    team = await admin.made("/team/member_add", team_id="t", member={"user_email": "two@example.org"})
+    assert "deleted" not in team["members"]
+    assert (await admin.get("/user/info?user_id=deleted")).status == 404

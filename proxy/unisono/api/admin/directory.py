@@ -29,7 +29,7 @@ from unisono.api.admin.user_emails import (
 )
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict
+from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnisonoError
 
 # Default number of entries on a page.
 PAGE_SIZE = 25
@@ -151,9 +151,15 @@ async def update_entry(
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
     email = _applied(body, entry, admin.clock()).email
-    if email and not is_same_email(email, entry.email):
+    is_new_email = bool(email) and not is_same_email(email, entry.email)
+    if is_new_email:
         await reserve_email(admin, email, id)
-    changed = await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
+    try:
+        changed = await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
+    except UnisonoError:
+        if is_new_email:
+            await release_email(admin, email, id)
+        raise
     if entry.email and not is_same_email(changed.email, entry.email):
         await release_email(admin, entry.email, id)
     return changed

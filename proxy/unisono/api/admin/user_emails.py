@@ -69,4 +69,5 @@ async def release_email(admin: Administration, email: str, id: str) -> None:
 
 
 def _claim_name(email: str) -> str:
-    return f"email {_normal(email)}"
+    # Claims of earlier versions, named `email ADDRESS`, have no effect: some of them belong to deleted users.
+    return f"user_email {_normal(email)}"
