@@ -53,3 +53,14 @@ async def test_reserved_address_of_a_deleted_user_is_free(admin: AdminClient, ke
     team = await admin.made("/team/member_add", team_id="t", member={"user_email": "two@example.org"})
     assert "deleted" not in team["members"]
     assert (await admin.get("/user/info?user_id=deleted")).status == 404
+
+
+async def test_user_with_a_shared_address_can_be_created_again(admin: AdminClient, keys: Ring) -> None:
+    for id in ("ann", "bob"):
+        entry = DirectoryEntry(EntryKind.USER, id, 1.0, email="shared@example.org", role="internal_user")
+        await keys.store.put_entry(entry)
+    for id in ("ann", "bob"):
+        again = await admin.made("/user/new", user_id=id, user_email="shared@example.org", user_role="internal_user")
+        assert again["user_id"] == id
+    refused = await admin.post("/user/new", user_id="new", user_email="shared@example.org")
+    assert (refused.status, refused.body["error"]["code"]) == (409, "already_exists")

@@ -77,16 +77,18 @@ async def create_entry(
     new = _applied(body, new, new.created_at)
     if kind is EntryKind.USER and not new.role:
         new = replace(new, role=UserRole.USER)
-    if new.email:
-        await reserve_email(admin, new.email, id)
-    audit = admin.audit_of(actor, "created", None, new)
-    try:
-        return await admin.store.put_entry(new, audit)
-    except StoreConflict:
-        existing = await admin.entry(kind, id)
-    if existing is None or _without_times(existing) != _without_times(new):
+    # Users of earlier versions may share an address, so it is reserved for new users only.
+    existing = await admin.entry(kind, id)
+    if existing is None:
+        if new.email:
+            await reserve_email(admin, new.email, id)
+        try:
+            return await admin.store.put_entry(new, admin.audit_of(actor, "created", None, new))
+        except StoreConflict:
+            existing = await admin.entry(kind, id)
         if new.email and (existing is None or not is_same_email(existing.email, new.email)):
             await release_email(admin, new.email, id)
+    if existing is None or _without_times(existing) != _without_times(new):
         raise InvalidRequest(
             f"'{field}': '{id[:64]}' exists with different settings; choose a different id, or update '{id[:64]}'.",
             param=field,
