@@ -140,6 +140,25 @@ async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> 
     assert left == pytest.approx(-2.5 * cost / 1e6)
 
 
+async def test_a_user_that_is_created_again_causes_new_alerts(tmp_path: Path) -> None:
+    async with receiver() as hook:
+        price = {"input": 0.0, "output": 100.0}
+        unisono = alerting(hook.url, budget_thresholds=[0.5])
+        limits = {"max_budget": 1.5 * ADMINISTERED_COST / 1e6, "soft_budget": 0.5 * ADMINISTERED_COST / 1e6}
+        async with administered(f"sqlite://{tmp_path}/state.db", price=price, unisono=unisono) as master:
+            for count in (2, 4):
+                made = await master.made("/user/new", user_id="ann", **limits)
+                assert (await master.gateway.chat_as(made["key"])).status == 200
+                await hook.received(count)
+                await master.made("/user/delete", user_ids=["ann"])
+    assert {(each["event"], each["user_id"]) for each in hook.bodies[2:]} == {
+        ("threshold_crossed", "ann"),
+        ("soft_budget_crossed", "ann"),
+    }
+    assert len({each["id"] for each in hook.bodies}) == 4
+    assert hook.bodies[0]["event_message"] == hook.bodies[2]["event_message"]
+
+
 async def test_a_failing_backend_causes_an_alert() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

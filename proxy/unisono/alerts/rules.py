@@ -66,7 +66,7 @@ def budget_alert(budget: BudgetState, threshold: float) -> Alert:
     owner = " ".join(filter(None, (kind, name)))
     facts = {**_budget_facts(budget), "threshold": threshold}
     return Alert(
-        id=f"budget {kind} {budget.account.tenant} {name} {budget.period} {budget.limit} {threshold:g}",
+        id=_id("budget", budget, f"{budget.limit} {threshold:g}"),
         event="budget_crossed" if threshold >= 1 else "threshold_crossed",
         group=kind,
         message=f"The budget of {owner} is {threshold:.0%} spent: {spent:.4f} of {limit:.4f} dollars.",
@@ -80,12 +80,23 @@ def soft_budget_alert(budget: BudgetState, soft: int) -> Alert:
     spent, limit = budget.spent / MILLION, soft / MILLION
     owner = " ".join(filter(None, (kind, name)))
     return Alert(
-        id=f"soft_budget {kind} {budget.account.tenant} {name} {budget.period} {soft}",
+        id=_id("soft_budget", budget, str(soft)),
         event="soft_budget_crossed",
         group=kind,
         message=f"The soft budget of {owner} is spent: {spent:.4f} of {limit:.4f} dollars. Requests are still served.",
         facts=_budget_facts(budget),
     )
+
+
+def _id(event: str, budget: BudgetState, limit: str) -> str:
+    """Return the id of an alert.
+
+    It contains the generation of the owner, so that an owner with the id of a deleted one has alerts of its own.
+    """
+    kind, name = owner_of(budget.account)
+    generation = budget.account.key.partition("\n")[2]
+    parts = (event, kind, budget.account.tenant, name, budget.period, limit, generation)
+    return " ".join(parts if generation else parts[:-1])
 
 
 def _budget_facts(budget: BudgetState) -> dict[str, Json]:
