@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FAILURES: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, str]] = {
     "an unknown model": ({"model": "nothing"}, anthropic.NotFoundError, "not_found_error", "model"),
-    "max_tokens of zero": ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
+    "negative max_tokens": ({"max_tokens": -1}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         anthropic.BadRequestError,

@@ -26,6 +26,12 @@ def test_a_text_answer_has_content_usage_and_stop_reason(demo: Anthropic, stream
     assert message.id.startswith("msg_")
 
 
+def test_max_tokens_of_zero_gives_an_empty_message(demo: Anthropic) -> None:
+    message = demo.messages.create(**{**message_request("Hello"), "max_tokens": 0})
+    assert (message.content, message.stop_reason) == ([], "max_tokens")
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 0
+
+
 def test_a_stream_matches_the_whole_message(scripted: Anthropic) -> None:
     for name in ("an answer", "two calls", "a preamble"):
         fields = scripted_request(name, tools=[WEATHER], thinking=THINKING)
