@@ -23,9 +23,9 @@ from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, Compl
 from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.output import transcript_of
 from unisono.engine.request import AnswerOptions, Choice, ForcedCalls, GenerationRequest
-from unisono.engine.service import Engine
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter

@@ -17,8 +17,8 @@ from unisono.core.tool_approvals import Approval
 from unisono.core.tools import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption, ServerTools
-from unisono.engine.service import Engine
 from unisono.errors import UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

@@ -19,8 +19,8 @@ from unisono.core.probe import Probe
 from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest, RequestOrigin
-from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer

@@ -17,8 +17,8 @@ from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tools import ToolOutcome
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import GenerationRequest
-from unisono.engine.service import Engine
 from unisono.errors import BackendTimeout, BackendUnavailable
 
 TIMES = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)

@@ -20,8 +20,8 @@ from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover_policy import ENDS_EARLY
+from unisono.engine.generation import Engine
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption
-from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.raw_codec import unfinished
 

@@ -17,8 +17,8 @@ from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Timeouts, Usage
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

@@ -30,6 +30,7 @@ from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedConversation
 from unisono.engine.fitting import SHORTENED, fit
+from unisono.engine.generation import Engine
 from unisono.engine.prompt import RenderedPrompt
 from unisono.engine.request import (
     AnswerOptions,
@@ -41,7 +42,6 @@ from unisono.engine.request import (
     Resumption,
     RoutingOptions,
 )
-from unisono.engine.service import Engine
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import PromptPlan, Renderer

@@ -13,8 +13,8 @@ from unisono.core.events import Closed, Finished
 from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import AnswerOptions, GenerationRequest, GenerationStream
-from unisono.engine.service import Engine
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.token_counter import TokenCap

@@ -19,10 +19,10 @@ from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Lis
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.journal import must_be_kept
 from unisono.engine.request import ApprovalDecision, ServerTools
-from unisono.engine.service import Engine
 from unisono.errors import (
     BackendUnavailable,
     ToolServerNotAllowed,

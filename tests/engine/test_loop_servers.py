@@ -15,8 +15,8 @@ from tests.mcp.conftest import Upstream
 from unisono.core.events import Listed
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.request import ServerTools
-from unisono.engine.service import Engine
 from unisono.mcp import McpHost
 
 

@@ -33,9 +33,9 @@ from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationStream
-from unisono.engine.service import Engine
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

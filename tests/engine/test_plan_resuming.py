@@ -42,10 +42,10 @@ from unisono.core.generation import (
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover_policy import ENDS_EARLY
+from unisono.engine.generation import Engine
 from unisono.engine.interventions.policy import MAX_EDITS
 from unisono.engine.journal import JournalEntry, parts_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
-from unisono.engine.service import Engine
 from unisono.errors import BackendUnfit, CannotGoOn
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

@@ -17,9 +17,9 @@ from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, J
 from unisono.core.observer import RefusedConstraint
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
+from unisono.engine.generation import Engine
 from unisono.engine.interventions.refused_constraints import REFUSAL_TTL_S, RefusedConstraints
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.engine.service import Engine
 from unisono.errors import (
     BackendError,
     BackendOverloaded,

@@ -32,9 +32,9 @@ from unisono.core.generation import (
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover_policy import ENDS_EARLY
+from unisono.engine.generation import Engine
 from unisono.engine.journal import STEP_ENDED
 from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest, RequestOrigin, Resumption
-from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, BackendUnfit, StoreUnreadable, UnisonoError
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer

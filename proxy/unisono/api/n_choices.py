@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.sse import EventSource, generation_source
+from unisono.core.choice_group import ChoiceGroup
 from unisono.core.events import Event
 from unisono.core.tasks import cancel_all
-from unisono.engine.choice_group import ChoiceGroup
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 

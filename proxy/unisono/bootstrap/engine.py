@@ -13,7 +13,7 @@ from unisono.core.ports import Schema
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.service import Engine
+from unisono.engine.generation import Engine
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

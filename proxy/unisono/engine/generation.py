@@ -1,4 +1,4 @@
-"""Harmony generation: the loop over the steps of an answer, with failover.
+"""Entry point of the engine, and the loop over the steps of a Harmony answer, with failover.
 
 An answer is generated in a loop over steps. In each step, the model continues the prompt of the step. The end of a step
 determines the next action (see `steps.py`): another step, calls to server tools, or the end of the answer.
@@ -11,7 +11,7 @@ has already emitted.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
@@ -23,7 +23,8 @@ from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
-from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
+from unisono.engine.raw import RawGeneration, to_prompt
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationStream
 from unisono.engine.server_tools.tools import LEFT_OUT
 from unisono.engine.step_runner import StepRunner, in_thread_if_long, replay_journal
 from unisono.engine.steps import ContinueTurn, OpenFinal, RunTools
@@ -32,6 +33,32 @@ from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 CALL_AS_TEXT: Final = (
     "the model called a tool that the request does not declare or allow; the answer contains the call as text"
 )
+
+
+class Engine:
+    """Entry point of the engine.
+
+    The engine has no state except the caches in `deps`. If `deps.tools` is None, requests with server tools are
+    refused. `salt_of` returns the cache salt for a tenant. Backends share cached prompts only between requests with the
+    same salt.
+    """
+
+    def __init__(self, deps: EngineDeps, *, salt_of: Callable[[str], str] = lambda tenant: "") -> None:
+        self._deps = deps
+        self._salt_of = salt_of
+
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        """Return a stream for the request, with the tenant's cache salt."""
+        if salt := self._salt_of(request.origin.tenant):
+            request = request.with_options(routing=replace(request.routing, cache_salt=salt))
+        if request.raw is None:
+            return HarmonyGeneration(self._deps, request)
+        return RawGeneration(self._deps.encoding, self._deps.pool, request, request.raw)
+
+    async def count(self, request: GenerationRequest) -> int:
+        if request.raw is not None:
+            return len(await to_prompt(self._deps.encoding, request.raw, request.prompt.fields.conversation))
+        return await self._deps.count(request, self._salt_of(request.origin.tenant))
 
 
 class HarmonyGeneration(BatchStream):

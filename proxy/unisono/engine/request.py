@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
+from unisono.core.choice_group import ChoiceGroup
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
 from unisono.core.elicitation import UserAnswer
@@ -22,7 +23,6 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
-from unisono.engine.choice_group import ChoiceGroup
 
 
 @dataclass(frozen=True, slots=True)
