@@ -129,7 +129,7 @@ class History:
         self._orphans: list[InvalidRequest] = []
         # Errors about items of the current exchange that were left out.
         self._left_out: list[InvalidRequest] = []
-        # Items that are moved if they are added again, and the items that were.
+        # Items that move to the end of the history if the client sends them again, by their key; and those that moved.
         self._movable: dict[object, Item] = {}
         self.moved: list[Item] = []
 
@@ -163,11 +163,11 @@ class History:
         `items` are pending calls with their reasoning and preambles, for example of a compaction. A client may send
         them again before the first result.
         """
-        self._movable = {_identity(item): item for item in items}
+        self._movable = {_repetition_key(item): item for item in items}
 
     def _remove_earlier(self, item: Item) -> bool:
-        """Remove the movable item that `item` repeats; return False if there is none."""
-        earlier = self._movable.pop(_identity(item), None) if self._movable else None
+        """Remove the earlier copy of a repeated item; return whether there was one."""
+        earlier = self._movable.pop(_repetition_key(item), None) if self._movable else None
         if earlier is None:
             return False
         self.moved.append(earlier)
@@ -270,8 +270,8 @@ class History:
         return None
 
 
-def _identity(item: Item) -> object:
-    """Return a value that an item has in common with its repetitions only."""
+def _repetition_key(item: Item) -> object:
+    """Return the key by which an item that is sent again is recognised, or None."""
     match item:
         case AssistantCall():
             return item.call_id
