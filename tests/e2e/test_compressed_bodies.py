@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.e2e.gateway import Answer
 from tests.e2e.responses import Line, line
 from tests.e2e.wires import WIRES
-from unisono.api.body_limits import CODINGS, MAX_MEMBERS, PIECE_BYTES, ContentCoding, Unpacking
+from unisono.api.body_decompression import CODINGS, MAX_MEMBERS, PIECE_BYTES, ContentCoding, Unpacking
 from unisono.errors import BodyTooLarge, InvalidRequest
 
 MAX_BODY = 4 * 1024 * 1024

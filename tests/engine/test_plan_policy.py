@@ -21,12 +21,7 @@ from unisono.engine.interventions.policy import (
     Obligation,
 )
 from unisono.engine.interventions.prompt_edit import MAX_NAME_TOKENS, ToolNaming
-from unisono.engine.interventions.reading_limits import (
-    MAX_PERIOD_TOKENS,
-    REASONING_REPEAT_TOKENS,
-    REPEAT_TOKENS,
-    repeats,
-)
+from unisono.harmony.repetition import MAX_PERIOD_TOKENS, REASONING_REPEAT_TOKENS, REPEAT_TOKENS, repeats
 
 
 def test_every_obligation_and_message_kind_has_a_header_action() -> None:

@@ -19,7 +19,7 @@ from unisono.core.conversation import AddedTools, Conversation, FunctionTool
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
-from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
+from unisono.harmony.declaration_limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters

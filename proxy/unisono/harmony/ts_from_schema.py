@@ -14,7 +14,15 @@ from urllib.parse import unquote
 
 from unisono.core.frozen import dataclass
 from unisono.errors import InvalidRequest, well_formed
-from unisono.harmony.limits import MAX_ENUM, MAX_KEY, SchemaBudget, SchemaPlace, breaks_out, one_line, to_json
+from unisono.harmony.declaration_limits import (
+    MAX_ENUM,
+    MAX_KEY,
+    SchemaBudget,
+    SchemaPlace,
+    breaks_out,
+    one_line,
+    to_json,
+)
 from unisono.harmony.ts_types import (
     ANY,
     NEVER,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias, assert_never
 
 from unisono.core.frozen import dataclass
-from unisono.harmony.limits import SchemaBudget, one_line, to_json
+from unisono.harmony.declaration_limits import SchemaBudget, one_line, to_json
 
 # Comments for JSON Schema constraints that TypeScript cannot express.
 

@@ -21,6 +21,7 @@ from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.limit_fields import LimitFields
 from unisono.api.admin.roles import Actor, UserRole
 from unisono.api.admin.user_emails import (
+    change_email,
     claim_email,
     is_same_email,
     release_email,
@@ -153,9 +154,7 @@ async def update_entry(
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
     email = _applied(body, entry, admin.clock()).email
-    is_new_email = bool(email) and not is_same_email(email, entry.email)
-    if is_new_email:
-        await reserve_email(admin, email, id)
+    is_new_email = await change_email(admin, entry, email)
     try:
         changed = await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))
     except UnisonoError:

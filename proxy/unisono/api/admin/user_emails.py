@@ -6,7 +6,7 @@ An address belongs to at most one user. Upper and lower case do not matter, as i
 from __future__ import annotations
 
 from unisono.api.admin.administration import Administration
-from unisono.core.directory import EntryKind
+from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import AlreadyExists, InvalidRequest
 
 
@@ -61,6 +61,17 @@ async def reserve_email(admin: Administration, email: str, id: str) -> None:
             "that user.",
             param="user_email",
         )
+
+
+async def change_email(admin: Administration, user: DirectoryEntry, email: str) -> bool:
+    """Claim a changed address of a user; return False if the user has this address already.
+
+    Raises `AlreadyExists` if a different user has it. The address "" needs no claim.
+    """
+    if not email or is_same_email(email, user.email):
+        return False
+    await reserve_email(admin, email, user.id)
+    return True
 
 
 async def release_email(admin: Administration, email: str, id: str) -> None:

@@ -232,9 +232,7 @@ async def assembled(
     # sticky key share a session. Without a sticky key, each response has its own session.
     sticky = _sticky(sender, request, past, response_id)
     servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
-    # All prompts of a conversation contain the date of its first response. A new date would change the beginning of the
-    # prompt, so that the backend's prefix cache would not match.
-    today = past.first_day or deps.today()
+    today = past.prompt_date(deps.today())
     parse = partial(
         to_generation_request,
         request,

@@ -44,6 +44,14 @@ class PriorState:
     # Settings that are in force after the earlier items.
     configuration: Configuration = UNCHANGED
 
+    def prompt_date(self, today: str) -> str:
+        """Return the date for the prompt, `today` if the request continues nothing.
+
+        All prompts of a conversation contain the date of its first response. A new date would change the beginning of
+        the prompt, so that the backend's prefix cache would not match.
+        """
+        return self.first_day or today
+
 
 # Function that reads the complete prior state of a tenant's request.
 Recall = Callable[[Store, str, ResponsesRequest], Awaitable[PriorState]]
