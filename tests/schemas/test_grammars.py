@@ -8,7 +8,7 @@ import pytest
 
 from unisono.core.conversation import TextGrammar
 from unisono.schemas import BadGrammar, check_grammar, violation
-from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, MAX_TEXT_CHARACTERS
+from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, MAX_TEXT_CHARACTERS, _expanded_terminals
 
 # Grammar of the `apply_patch` tool of Codex.
 APPLY_PATCH = """\
@@ -106,6 +106,16 @@ HOSTILE: dict[str, tuple[str, str]] = {
     ),
     "letters of all scripts": (r"start: /\p{L}{1,500}\p{N}{1,500}/", "é"),
     "endless rules": ("start: a\na: b\nb: a", "x"),
+    "terminals that double": (
+        "start: R1 R1\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(1, RULES)) + f'\nR{RULES}: "a"',
+        "a",
+    ),
+    "terminals that double, with priorities and comments": (
+        "start: R1 R1\n"
+        + "\n".join(f"R{i}.2: R{i + 1} // more\n | R{i + 1} R{i + 1}" for i in range(1, 300))
+        + '\nR300: "a"',
+        "a",
+    ),
 }
 
 
@@ -119,6 +129,13 @@ def test_no_grammar_takes_long(definition: str, text: str) -> None:
         pass
     # It takes less than 0.2 s; the rest is for a busy machine.
     assert process_time() - began < 2
+
+
+def test_names_in_texts_and_comments_are_no_terminals() -> None:
+    names = " ".join(["R1"] * 900)
+    definition = f'start: R1 R2\nR1: "{names}" // {names}\nR2: /{names}/ R3 R3\nR3: R1 "/" R1 "//" R1\n// R1: {names}'
+    sizes = {"R1": 1, "R3": 4, "R2": 9}
+    assert _expanded_terminals(definition) == sum(sizes.values())
 
 
 def test_a_text_beyond_the_limits_is_accepted() -> None:

@@ -7,7 +7,9 @@ expressions of a grammar on Python's engine, which can take exponential time and
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.conversation import TextGrammar
@@ -23,6 +25,14 @@ MAX_TEXT_CHARACTERS: Final = 32_000
 # Maximum validation steps of a regular expression. A step takes about a microsecond.
 MAX_STEPS: Final = 100_000
 MAX_CACHED_GRAMMARS: Final = 32
+# Maximum number of terminals in all terminals together, when each reference to a terminal is replaced by its
+# definition. llguidance does this before it checks its own limits: 700 terminals, each of which contains the next one
+# twice, take 20 seconds. Grammars below this maximum take some 10 ms.
+MAX_EXPANDED_TERMINALS: Final = 100_000
+
+_LITERAL: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+_DEFINITION: Final = re.compile(r"^[ \t]*[?!]*(\w+)[^:|\n]*:", re.MULTILINE)
+_TERMINAL: Final = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
 
 MISMATCH: Final = "The text does not match the grammar of the tool."
 
@@ -78,6 +88,8 @@ def _matcher(definition: str) -> LLMatcher:
 
     if len(definition) > MAX_GRAMMAR_CHARACTERS:
         raise BadGrammar(f"it has more than {MAX_GRAMMAR_CHARACTERS:,} characters")
+    if _expanded_terminals(definition) > MAX_EXPANDED_TERMINALS:
+        raise BadGrammar(f"its terminals expand to more than {MAX_EXPANDED_TERMINALS:,} terminals")
     tokenizer, limits = _bytes()
     grammar = LLMatcher.grammar_from_lark(definition)
     try:
@@ -87,6 +99,28 @@ def _matcher(definition: str) -> LLMatcher:
     if matcher.is_error():
         raise BadGrammar(_one_line(matcher.get_error()))
     return matcher
+
+
+def _expanded_terminals(definition: str) -> int:
+    """Return the number of terminals in a Lark grammar without references between terminals.
+
+    Returns 0 if a terminal contains itself, because llguidance refuses such a grammar at once.
+    """
+    text = _LITERAL.sub(" ", definition)
+    definitions = [*_DEFINITION.finditer(text)]
+    ends = [*(following.start() for following in definitions[1:]), len(text)]
+    references = {
+        found[1]: _TERMINAL.findall(text, found.end(), end)
+        for found, end in zip(definitions, ends, strict=False)
+        if _TERMINAL.fullmatch(found[1])
+    }
+    sizes: dict[str, int] = {}
+    try:
+        for name in TopologicalSorter(references).static_order():
+            sizes[name] = 1 + sum(sizes[each] for each in references.get(name, ()))
+    except CycleError:
+        return 0
+    return sum(sizes.values())
 
 
 @cache
