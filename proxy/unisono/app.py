@@ -148,7 +148,6 @@ async def _running(
         # generations need the pool.
         opened.push_async_callback(gateway.pool.aclose)
         opened.push_async_callback(hooks.aclose)
-        gateway.pool.start()
         # Start them concurrently, because each start may be slow if its server cannot be reached.
         await asyncio.gather(
             opened.enter_async_context(gateway.parts.store),
@@ -159,6 +158,9 @@ async def _running(
                 gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unwritten_records
             )
         )
+        # The pool takes over deployments of the application that this one replaces. If a component above fails to
+        # start, the old application keeps them and continues.
+        gateway.pool.start()
         for watch in watches:
             watch.start()
             opened.push_async_callback(watch.aclose)

@@ -371,6 +371,22 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_metrics_port_in_use_is_a_clear_error(workers: int, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        config.write_text(
+            "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\n"
+            f"unisono: {{metrics_listen: '{address}'}}\nstore: {{url: 'sqlite:///{tmp_path}/state.db'}}\n"
+        )
+        code, error = run("serve", "--config", str(config), "--port", "0", "--workers", str(workers))
+    assert code != 0
+    assert f"unisono.metrics_listen: cannot listen on {address}: Address already in use; choose another" in error
+    assert "Traceback" not in error
+
+
 BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "public address without a key": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]",

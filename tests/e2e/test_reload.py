@@ -119,6 +119,22 @@ async def test_an_invalid_configuration_changes_nothing(tmp_path: Path) -> None:
         assert "new new" in await stage.chat()
 
 
+async def test_the_old_application_continues_if_the_new_one_cannot_start(tmp_path: Path) -> None:
+    used = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = f"127.0.0.1:{used.sockets[0].getsockname()[1]}"
+    async with used, running_stage(tmp_path) as stage:
+        for number in (1, 2):
+            stage.gateway.write(stage.config(stage.old, unisono={"metrics_listen": address}))
+            stage.gateway.signal(signal.SIGHUP)
+            await stage.gateway.logged(f"not reloaded: unisono.metrics_listen: cannot listen on {address}", number)
+            assert "old old" in await stage.chat()
+        await stage.reload(stage.config(stage.old))
+        assert "old old" in await stage.chat()
+        await stage.reload(stage.config(stage.new))
+        assert "new new" in await stage.chat()
+        assert "Traceback" not in stage.gateway.log
+
+
 @pytest.mark.slow
 async def test_settings_that_need_a_restart_are_reported(tmp_path: Path) -> None:
     async with running_stage(tmp_path) as stage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -14,7 +15,7 @@ from unisono.api.allowed_clients import is_local_host_header
 from unisono.api.route_table import READ_404, RouteTable, dependency
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.errors import NotAllowed, NotFound
+from unisono.errors import ConfigError, NotAllowed, NotFound
 from unisono.net.special_addresses import is_loopback
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,10 +85,16 @@ class MetricsListener:
         self._open_requests = 0
 
     async def start(self) -> None:
-        """Start listening. Raises OSError if the address is in use."""
-        self._server = await asyncio.start_server(
-            self._answer, self._host, self._port, limit=MAX_REQUEST_BYTES, reuse_port=self._shared or None
-        )
+        """Start listening. Raises ConfigError if this is not possible, as when the address is in use."""
+        try:
+            self._server = await asyncio.start_server(
+                self._answer, self._host, self._port, limit=MAX_REQUEST_BYTES, reuse_port=self._shared or None
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"unisono.metrics_listen: cannot listen on {self._host}:{self._port}: {os.strerror(error.errno or 0)}; "
+                "choose another address"
+            ) from error
 
     @property
     def port(self) -> int:

@@ -221,10 +221,12 @@ class Observing:
         `unaccounted` returns the number of usage records that are not written to the store yet.
         """
         async with AsyncExitStack() as opened:
+            for resource in (self.listener, self.exporter, self.metrics_export):
+                if resource is not None:
+                    await opened.enter_async_context(resource)
             if self.exporter is not None:
                 # After a reload, the exporter may be the same although the deployments are different.
                 self.exporter.value.kinds = kinds_of(config)
-                await opened.enter_async_context(self.exporter)
             if self.metrics is not None:
                 metrics = self.metrics
                 metrics.know(
@@ -235,10 +237,6 @@ class Observing:
                 )
                 looking = metrics.watch(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
-            if self.metrics_export is not None:
-                await opened.enter_async_context(self.metrics_export)
-            if self.listener is not None:
-                await opened.enter_async_context(self.listener)
             yield
 
 

@@ -304,7 +304,12 @@ class AppSwitch:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        await self._current.start()
+        try:
+            await self._current.start()
+        except (ConfigError, UnisonoError) as error:
+            # uvicorn logs the message and exits.
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
         await self._apply_models()
         self._report_models()
         self._following_task = asyncio.create_task(self._follow_models(), name="models of the store")
@@ -326,7 +331,7 @@ def _is_stream(head: Message) -> bool:
     return MutableHeaders(scope=head).get("content-type", "").startswith("text/event-stream")
 
 
-def log_rejected_reload(error: ConfigError) -> None:
+def log_rejected_reload(error: Exception) -> None:
     log.error("the configuration was not reloaded: %s", error)
 
 

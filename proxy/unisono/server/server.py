@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.bootstrap.gateway import Gateway
 from unisono.config import Config
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, UnisonoError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess
 from unisono.server.app_switch import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
 from unisono.server.listener import connections
@@ -109,6 +109,9 @@ class GatewayServer(uvicorn.Server):
             assert sockets is not None
             self._accepting = Accepting(sockets[0], self._place, self._connect, self.server_state.connections)
             self._accepting.start()
+        if self.should_exit:  # the application failed to start
+            self._is_up.set()
+            return
         await self._switch.gateway.pool.wait_for_probes(PROBE_PATIENCE_S)
         # Objects that are created at startup live as long as the process. Repeated collections of them would stall
         # every stream for tens of milliseconds. A collection before the freeze would take a tenth of the startup time,
@@ -182,7 +185,7 @@ class GatewayServer(uvicorn.Server):
                 return
             try:
                 await self._reload()
-            except ConfigError as error:
+            except (ConfigError, UnisonoError, OSError) as error:
                 log_rejected_reload(error)
 
     # -- shutdown
