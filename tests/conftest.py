@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.depth import DEEP, examples
 from tests.mcp.conftest import Upstream, start_upstream
+from tests.sampling import mark_sampled
 from unisono.harmony.encoding import Encoding, load_encoding
 
 settings.register_profile(
@@ -51,28 +51,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a sampled test as slow, except one in n."""
-    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if sampled_one_in(item) > 1:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for group in cases.values():
-        # In the order of a checksum: every n-th case would always have the same value of one parameter.
-        group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in group[-(-len(group) // sampled_one_in(group[0])) :]:
-            item.add_marker(pytest.mark.slow)
-
-
-def sampled_one_in(item: pytest.Item) -> int:
-    """Return the n of the marker `sampled`.
-
-    It is 2 for end-to-end tests that combine whole and streamed answers with another parameter.
-    """
-    if mark := item.get_closest_marker("sampled"):
-        return int(mark.kwargs["one_in"])
-    callspec = getattr(item, "callspec", None)
-    combined = callspec is not None and "stream" in callspec.params and len(callspec.params) > 1
-    return 2 if combined and "e2e" in item.path.parts else 1
+    mark_sampled(items)
 
 
 def pytest_collection_finish() -> None:

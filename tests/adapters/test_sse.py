@@ -86,6 +86,7 @@ COMMENTS: dict[str, tuple[bytes, int]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("comments", "size"), COMMENTS.values(), ids=COMMENTS)
 @pytest.mark.parametrize("before", [b"", b"data: a\n", b"event: token\ndata: a\n"])
 def test_comments_of_a_waiting_server_do_not_count_towards_the_size_of_an_event(

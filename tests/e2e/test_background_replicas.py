@@ -243,6 +243,7 @@ async def test_cancelling_near_the_end_leaves_a_consistent_response(pair: Pair) 
         assert fold(received.events).response == cancelled
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("on_other", [False, True], ids=["same replica", "other replica"])
 async def test_deleting_frees_the_backend_and_the_conversation(pair: Pair, on_other: bool) -> None:
     pair.speak(waits=True)

@@ -98,6 +98,7 @@ def content(answer: tuple[int, Any]) -> str:
     return str(body["choices"][0]["message"]["content"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_the_answer_ends_although_its_deployment_is_drained(
     upstream: Upstream, tmp_path: Path, count: int

@@ -165,6 +165,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 async def test_poison_of_one_key_takes_no_backend_from_other_keys(kind: str, name: str, tmp_path: Path) -> None:
     poison = POISONS[name]

@@ -278,6 +278,7 @@ async def command(replicas: Replicas, *arguments: str, remote: bool) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, options, env=environment)
 
 
+@pytest.mark.slow
 async def test_the_command_adds_drains_resumes_and_removes_models(replicas: Replicas, tmp_path: Path) -> None:
     fake = await replicas.backend()
     for remote in (True, False):

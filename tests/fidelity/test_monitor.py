@@ -51,6 +51,7 @@ async def until(condition: Callable[[dict[str, Any]], bool], running: Gateway) -
     return found
 
 
+@pytest.mark.slow
 async def test_a_drifting_backend_is_quarantined() -> None:
     async with (
         FakeVllm(script=LanguageModel().script) as good,

@@ -70,6 +70,7 @@ async def ask(site: Site, case: Case, name: str) -> Answer:
     return await site.gateway.post(case.path, json.dumps({"model": f"{name}-{case.mode}", **case.body}).encode())
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("answer", "statuses", "code"), FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("case", APIS.values(), ids=APIS)
 async def test_a_fault_is_a_clear_error_and_neighbours_are_served(

@@ -310,6 +310,7 @@ print("disk full" if outcome.disk_full else outcome)
 """
 
 
+@pytest.mark.sampled(one_in=2)
 async def test_a_fork_bomb_is_limited_and_killed(any_way: Sandbox, base: Path) -> None:
     code = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     began = time.monotonic()

@@ -1,0 +1,38 @@
+"""Samples of parametrized tests for `make test`. The slow suites run all cases."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+# End-to-end tests that combine whole and streamed answers with another parameter run one case in three.
+STREAMED_ONE_IN = 3
+
+
+def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
+    """Mark the cases of a sampled test as slow, except one in n.
+
+    n is the number in the marker `sampled`. Parametrized tests without a marker have `one_in`.
+    """
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if _one_in(item, one_in) > 1:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        # In the order of a checksum: every n-th case would always have the same value of one parameter.
+        group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in group[-(-len(group) // _one_in(group[0], one_in)) :]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _one_in(item: pytest.Item, default: int) -> int:
+    if mark := item.get_closest_marker("sampled"):
+        return int(mark.kwargs["one_in"])
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return 1
+    combined = "stream" in callspec.params and len(callspec.params) > 1
+    return max(default, STREAMED_ONE_IN if combined and "e2e" in item.path.parts else 1)
