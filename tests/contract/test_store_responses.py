@@ -170,9 +170,6 @@ def large(size: int) -> StoredItem:
 TOO_LARGE = {
     "item": response(input=(said("hi"), large(4_100))),
     "many items": response(input=tuple(large(3_800) for _ in range(6))),
-    "input and output": response(
-        status=Status.COMPLETED, input=(large(3_800),) * 3, output=tuple(large(3_800) for _ in range(3))
-    ),
     "request": response(request={"instructions": "x" * 20_000}),
 }
 
@@ -198,6 +195,32 @@ async def test_check_refuses_an_oversized_response_before_a_write(factory: Store
     assert await store.responses("ann", [small.id]) == (None,)
     await store.create("ann", small)
     await store.check(small)
+
+
+async def test_a_finished_answer_of_any_size_is_stored(factory: StoreFactory) -> None:
+    store = await factory.open(bounds=SMALL)
+    chat = conversation()
+    await store.create_conversation("ann", chat)
+    lease = await store.acquire("ann", chat.id, "me", 5)
+    running = response(input=(said("hi"),), conversation=chat.id)
+    await store.create("ann", running, lease=lease)
+    done = replace(running, status=Status.COMPLETED, output=tuple(large(50_000) for _ in range(2)))
+    await store.update("ann", done, lease=lease, revision=0)
+    assert await store.responses("ann", [done.id]) == (done,)
+    assert await store.conversation_items("ann", chat.id) == (*done.input, *done.output)
+    whole = response(status=Status.COMPLETED, output=(large(50_000),))
+    await store.create("ann", whole)
+    assert await store.responses("ann", [whole.id]) == (whole,)
+    assert await store.append("ann", chat.id, [large(50_000)], lease=lease) == 2
+
+
+async def test_check_refuses_input_without_room_in_its_conversation(factory: StoreFactory) -> None:
+    store = await factory.open(bounds=SMALL)
+    chat = conversation()
+    await store.create_conversation("ann", chat, [large(3_000) for _ in range(12)])
+    await store.check(response(input=(large(2_000),), conversation=chat.id), "ann")
+    with pytest.raises(StoreTooLarge, match="start a new one"):
+        await store.check(response(input=(large(3_800),), conversation=chat.id), "ann")
 
 
 async def test_log_is_read_from_any_position_and_reports_its_end(factory: StoreFactory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -90,6 +91,39 @@ async def test_responses_reports_them_in_deltas_and_items(kind: str, stream: boo
     for found in (response, stored.body):
         assert triples(found["output"][-1]["content"][0]["logprobs"]) == OF_KIND[kind]
         assert found["top_logprobs"] == 1
+
+
+@pytest.mark.sampled(one_in=3)
+@STREAM
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+@pytest.mark.parametrize("conversed", [False, True], ids=["alone", "conversation"])
+async def test_an_answer_with_very_many_log_probabilities_is_stored_without_them(
+    stream: bool, background: bool, conversed: bool
+) -> None:
+    text = " ".join(str(number) for number in range(1_000, 7_000))
+    body = ENCODING.encode_text(text)
+    long_answer = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *body, ANSWER[-1]]
+    async with FakeVllm(tokens=long_answer, per_chunk=400) as fake, gateway(config("vllm", fake.url)) as running:
+        fields: dict[str, Any] = {"top_logprobs": 1, "stream": stream, "background": background}
+        if conversed:
+            conversation = (await running.post("/v1/conversations", b"{}")).body["id"]
+            fields["conversation"] = conversation
+        answer = await responses(running, **fields)
+        assert answer.status == 200, answer.raw
+        last = answer.events[-1]["response"] if stream else answer.body
+        stored = last
+        while stored["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.05)
+            stored = (await running.get(f"/v1/responses/{last['id']}")).body
+        stored = (await running.get(f"/v1/responses/{last['id']}")).body
+        if conversed:
+            items = await running.get(f"/v1/conversations/{conversation}/items?order=desc&limit=1")
+            assert items.body["data"][0]["content"][0]["logprobs"] == []
+    part = stored["output"][-1]["content"][0]
+    assert (stored["status"], part["text"], part["logprobs"]) == ("completed", text, [])
+    assert any("not stored" in note for note in stored["unisono"]["notes"])
+    if stream or not background:
+        assert len(last["output"][-1]["content"][0]["logprobs"]) == len(body)
 
 
 @KIND

@@ -189,10 +189,11 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
 
     async def aclose(self) -> None: ...
 
-    async def check(self, beginning: StoredResponse | None = None) -> None:
+    async def check(self, beginning: StoredResponse | None = None, tenant: str = "") -> None:
         """Check that the store answers and accepts writes; raise an error otherwise.
 
-        `beginning` is a new response; it is not written. Raises `StoreTooLarge` if it is too large.
+        `beginning` is a new response of `tenant`; it is not written. Raises `StoreTooLarge` if it is too large, or if
+        its conversation has no room for its input.
         """
         ...
 
@@ -203,8 +204,8 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """Store a new response and the beginning of its log, in one atomic operation.
 
         Raises `NotFound` if the conversation does not exist. Raises `StoreConflict` if a different response has the id,
-        if the lease is lost or has a different owner, or if the conversation has changed. Raises `StoreTooLarge` if the
-        response is too large.
+        if the lease is lost or has a different owner, or if the conversation has changed. Raises `StoreTooLarge` if a
+        response that has not ended is too large. A finished response is stored whatever its size.
         """
         ...
 
@@ -318,8 +319,8 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
 
         If `revision` is None, the items are appended to any revision, and a repeated call appends them again. Raises
         `NotFound` if the conversation does not exist. Raises `StoreConflict` if it has a different revision, if a
-        different owner has its lease, or if it already contains one of the ids. Raises `StoreTooLarge` if the items are
-        too large.
+        different owner has its lease, or if it already contains one of the ids. Without a lease, raises `StoreTooLarge`
+        if the items are too large. With a lease, the items belong to an answer, whose size is not limited.
         """
         ...
 

@@ -35,11 +35,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """Size limits in encoded bytes. `response` limits the input and the output together."""
+    """Size limits in encoded bytes for input. `response` limits all records of a response."""
 
     item: int = 1 * MIB
     response: int = 8 * MIB
     conversation: int = 32 * MIB
+
+
+# Limits for finished answers. A client cannot generate an answer again, so no answer is too large to be stored.
+UNLIMITED = StateLimits(item=1 << 53, response=1 << 53, conversation=1 << 53)
 
 
 def _item(item: StoredItem) -> Record:

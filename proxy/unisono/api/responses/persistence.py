@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.outbound.stored_logprobs import to_stored_output
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import StoreUnavailable
@@ -36,8 +37,11 @@ async def retry_while_down(act: Callable[[], Awaitable[T]], pauses_s: tuple[floa
 
 
 def to_stored(prepared: PreparedRequest, response: StoredResponse) -> StoredResponse:
-    """Return the record to store: the response together with the request's input."""
-    return replace(response, input=prepared.generation.input)
+    """Return the record to store: the response together with the request's input.
+
+    An item with very many log probabilities is stored without them.
+    """
+    return replace(response, input=prepared.generation.input, output=to_stored_output(response.output))
 
 
 def revision_for(prepared: PreparedRequest, response: StoredResponse) -> int | None:
@@ -52,18 +56,19 @@ async def store_response(deps: ResponsesDeps, prepared: PreparedRequest, respons
     """
     if not prepared.request.stored and prepared.lease is None:
         return
+    stored = to_stored(prepared, response)
 
     async def create() -> None:
         await deps.store.create(
             prepared.sender.tenant,
-            to_stored(prepared, response),
+            stored,
             lease=prepared.lease,
             revision=revision_for(prepared, response),
         )
 
     async def append() -> None:
         # With `store: false`, only the items are stored, in the conversation.
-        items = (*prepared.generation.input, *response.output)
+        items = (*stored.input, *stored.output)
         assert prepared.lease is not None
         await deps.store.append(
             prepared.sender.tenant, prepared.lease.anchor, items, revision=prepared.revision, lease=prepared.lease

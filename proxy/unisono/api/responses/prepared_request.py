@@ -205,11 +205,18 @@ async def _prepare_request(
         lease=lease,
         size=size,
     )
-    # Ask the store before the generation whether it would accept the response. A generation that cannot be stored would
-    # be wasted.
-    if request.stored:
-        await deps.store.check(prepared.frame.stored(Status.IN_PROGRESS, input=prepared.generation.input))
+    if request.stored or lease is not None:
+        await check_store(deps, prepared)
     return prepared
+
+
+async def check_store(deps: ResponsesDeps, prepared: PreparedRequest) -> None:
+    """Ask the store before the generation whether it would accept the response.
+
+    A generation that cannot be stored would be wasted. Raises StoreError if the store would refuse it.
+    """
+    beginning = prepared.frame.stored(Status.IN_PROGRESS, input=prepared.generation.input)
+    await deps.store.check(beginning, prepared.sender.tenant)
 
 
 async def assembled(

@@ -30,7 +30,7 @@ from unisono.core.state_store import (
 )
 from unisono.errors import NotFound, StoreConflict, StoreUnavailable
 from unisono.store import codec
-from unisono.store.codec import StateLimits
+from unisono.store.codec import UNLIMITED, StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import conversation_scripts, keys, lease_scripts, response_scripts
 from unisono.store.redis.access import KeptKeys
@@ -42,6 +42,7 @@ from unisono.store.redis.request_records import RedisRequests
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
+from unisono.store.write_errors import refusal
 
 METADATA_TRIES = 5
 # A response with at least this number of items is encoded in a thread, so that it does not block the event loop.
@@ -81,14 +82,21 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         await self._listener.aclose()
         await self._link.aclose()
 
-    async def check(self, beginning: StoredResponse | None = None) -> None:
+    async def check(self, beginning: StoredResponse | None = None, tenant: str = "") -> None:
         if beginning is not None:
-            await self._encoded(beginning)
+            _, input, _ = await self._encoded(beginning, self._bounds)
+            await self._check_room(tenant, beginning.conversation, len(input))
         else:
             await self._link.check_replicas()
         # This write changes nothing, because XX requires a key that never exists. A server that is full, read-only or
         # unable to persist refuses it like any other write.
         await self._link.write(("SET", keys.NEVER, "", "XX"))
+
+    async def _check_room(self, tenant: str, conversation: str | None, size: int) -> None:
+        if conversation is not None:
+            (used,) = await self._link.read(("HGET", keys.conversation(tenant, conversation)[0], "bytes"))
+            if int(used or 0) + size > self._bounds.conversation:
+                raise refusal("large")
 
     async def create(self, tenant: str, response: StoredResponse, **options: Unpack[WriteOptions]) -> None:
         await self._save(tenant, response, True, **options)
@@ -106,7 +114,8 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         revision: int | None = None,
     ) -> None:
         # The script reads its arguments in this order.
-        head, input, output = await self._encoded(response)
+        bounds = self._bounds if new and not response.status.terminal else UNLIMITED
+        head, input, output = await self._encoded(response, bounds)
         anchor, retention = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
         appended = response.input + response.output if revision is not None else ()
@@ -121,7 +130,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             milliseconds(retention.log_s),
             named[1],
             "" if revision is None or response.conversation is None else revision,
-            *of_items(appended, retention, self._bounds),
+            *of_items(appended, retention, UNLIMITED),
             *of_log(log),
         ]
         await self._link.act(response_scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
@@ -135,10 +144,10 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         if pointers:
             await self._link.write(*pointers)
 
-    async def _encoded(self, response: StoredResponse) -> tuple[bytes, bytes, bytes]:
+    async def _encoded(self, response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
         if len(response.input) + len(response.output) < OFF_LOOP_ITEMS:
-            return codec.encode_response(response, self._bounds)
-        return await asyncio.to_thread(codec.encode_response, response, self._bounds)
+            return codec.encode_response(response, bounds)
+        return await asyncio.to_thread(codec.encode_response, response, bounds)
 
     def _index_commands(self, tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
         where = orjson.dumps(place)
@@ -271,7 +280,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         args: Args = [
             fence(tenant, conversation, lease),
             "" if revision is None else revision,
-            *of_items(items, self._retention, self._bounds),
+            *of_items(items, self._retention, self._bounds if lease is None else UNLIMITED),
         ]
         now = await self._link.act(conversation_scripts.APPEND, self._conversation_keys(tenant, conversation), args)
         await self._point_into(tenant, conversation, items)

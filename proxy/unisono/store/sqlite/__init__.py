@@ -206,8 +206,8 @@ class SqliteStore(SqliteAccess):
             words = TROUBLE.get(_code(error), "the store failed; nothing was changed")
             raise StoreUnavailable(words) from error
 
-    async def check(self, beginning: StoredResponse | None = None) -> None:
-        if await self._run(disk_space.is_disk_low, self._path, self._low_bytes, beginning) or self._failed:
+    async def check(self, beginning: StoredResponse | None = None, tenant: str = "") -> None:
+        if await self._run(disk_space.is_disk_low, self._path, self._low_bytes, beginning, tenant) or self._failed:
             # Two transactions are needed, because data that one transaction adds and deletes is never written to disk.
             await self._run(disk_space.fill)
             await self._run(disk_space.clear)

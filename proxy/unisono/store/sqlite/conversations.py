@@ -9,6 +9,7 @@ from dataclasses import replace
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, StoredConversation, StoredItem
 from unisono.store import codec
+from unisono.store.codec import UNLIMITED
 from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease
 from unisono.store.write_errors import refusal
@@ -77,6 +78,13 @@ def _add(
     )
 
 
+def check_room(act: Transaction, tenant: str, conversation: str, size: int) -> None:
+    """Raise `StoreTooLarge` if a conversation has no room for `size` more bytes."""
+    row = act.db.execute("SELECT bytes FROM conversations WHERE tenant = ? AND id = ?", (tenant, conversation))
+    if sum(used for (used,) in row) + size > act.bounds.conversation:
+        raise refusal("large")
+
+
 def append(
     act: Transaction,
     tenant: str,
@@ -85,6 +93,8 @@ def append(
     revision: int | None,
     lease: Lease | None,
 ) -> int:
+    if lease is not None:
+        act = replace(act, bounds=UNLIMITED)
     encoded = _encoded(act, items)
     last = digest(encoded)
     row = act.db.execute(

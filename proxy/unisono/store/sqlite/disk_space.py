@@ -12,6 +12,7 @@ from typing import Final
 from unisono.core.state_store import StoredResponse
 from unisono.store import codec
 from unisono.store.codec import MIB
+from unisono.store.sqlite import conversations
 from unisono.store.sqlite.connection import Transaction
 
 # Free space below which every check performs a trial write.
@@ -22,14 +23,18 @@ TRIAL_BYTES = MIB // 4
 TRIAL = "trial"
 
 
-def is_disk_low(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
+def is_disk_low(
+    act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None, tenant: str
+) -> bool:
     """Return True if the disk of `path` has less than `low_bytes` left.
 
-    Return False if the free space cannot be determined. Raises `StoreTooLarge` if `beginning`, the response about to be
-    stored, is too large for the store, regardless of the disk.
+    Return False if the free space cannot be determined. Raises `StoreTooLarge` if `beginning`, the response that
+    `tenant` is about to store, is too large for the store or its conversation, regardless of the disk.
     """
     if beginning is not None:
-        codec.encode_response(beginning, act.bounds)
+        _, input, _ = codec.encode_response(beginning, act.bounds)
+        if beginning.conversation is not None:
+            conversations.check_room(act, tenant, beginning.conversation, len(input))
     if path is None:
         return False
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
+from unisono.store.codec import UNLIMITED
 from unisono.store.sqlite import conversations
 from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease
@@ -22,6 +24,8 @@ def save(
     log: LogWrite,
     revision: int | None,
 ) -> None:
+    if not new or response.status.terminal:
+        act = replace(act, bounds=UNLIMITED)
     parts = codec.encode_response(response, act.bounds)
     row = act.db.execute(
         "SELECT head, input, output, terminal FROM responses WHERE tenant = ? AND id = ? AND expires > ?",

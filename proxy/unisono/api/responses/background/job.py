@@ -30,7 +30,7 @@ from unisono.core.events import Event
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
 from unisono.core.tasks import cancel_all
 from unisono.engine.journal import must_be_kept
-from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
+from unisono.errors import NotFound, StoreConflict, StoreError, StoreUnavailable, UnisonoError
 
 # Time in seconds for which events are collected before they are logged.
 PAUSE_S = 0.03
@@ -332,9 +332,6 @@ class BackgroundJob:
         else:
             self._log.add(self._events.cancel(), ())
         try:
-            await self._write_end()
-        except StoreTooLarge as error:
-            self._log.add(self._events.fail(error, keep_output=False), ())
             await self._write_end()
         except (StoreConflict, NotFound):
             if self._revision is None:

@@ -21,7 +21,7 @@ from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
-from unisono.api.responses.prepared_request import Sender, assembled, busy
+from unisono.api.responses.prepared_request import Sender, assembled, busy, check_store
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
@@ -136,6 +136,8 @@ class BackgroundRunner:
             lease=lease,
             size=size,
         )
+        if request.conversation is not None:
+            await check_store(self._deps, prepared)
         await prepared.approvals.claim()
         try:
             response = await recorded(self._deps, prepared, body, size)

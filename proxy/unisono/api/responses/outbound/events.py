@@ -155,12 +155,10 @@ class ResponseEvents:
         self._end_item(open_item, text, StoredItem(item_id, (AssistantMessage(text),), item))
         return self._writer.pop_events()
 
-    def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """Close the open item and report the error. Without `keep_output`, drop the (large) output."""
+    def fail(self, error: UnisonoError) -> list[WireEvent]:
+        """Close the open item and report the error."""
         self._start_response()
         self._settle(INCOMPLETE)
-        if not keep_output:
-            self._output.clear()
         self._add("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
         return self._writer.pop_events()
@@ -392,7 +390,7 @@ class ResponseEvents:
         self._response("response.in_progress", self._frame.stored(Status.IN_PROGRESS))
 
     def _end(self, status: Status, *, finished: Finished | None = None, error: Wire | None = None) -> None:
-        notes = to_notes(status, to_about([self._report], self._frame.notes), self._clock())
+        notes = to_notes(status, to_about([self._report], self._frame.notes_on(self._output)), self._clock())
         usage = finished.usage if finished is not None else self.stored and self.stored.usage
         self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
 

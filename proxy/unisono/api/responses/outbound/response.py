@@ -44,7 +44,8 @@ from unisono.api.responses.outbound.mcp_items import (
     to_stored_call,
     to_stored_listing,
 )
-from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
+from unisono.api.responses.outbound.stored_logprobs import MAX_STORED_LOGPROBS, exceeds_storage
+from unisono.api.responses.schema import LOGPROBS, OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
@@ -56,6 +57,10 @@ from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, Inva
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CONTAINER = "cntr_"
+LOGPROBS_NOT_STORED = (
+    f"not stored, because an item of the answer has more than {MAX_STORED_LOGPROBS:,} log probabilities; "
+    "later requests return this item without them"
+)
 # Error codes of a failed response; agents act on them. The first matching row applies.
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
@@ -134,6 +139,14 @@ class ResponseFrame:
             conversation=self.conversation,
             **more,
         )
+
+    def notes_on(self, output: Sequence[StoredItem]) -> tuple[str, ...]:
+        """Return the notes for the client, including one about log probabilities not stored."""
+        is_stored = bool(self.request.get("store")) or self.conversation is not None
+        if not is_stored or not any(map(exceeds_storage, output)):
+            return self.notes
+        field = "include" if LOGPROBS in self.include else "top_logprobs"
+        return (*self.notes, f"{field}: {LOGPROBS_NOT_STORED}")
 
     def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
         """Return an item of the answer in its stored form. `so_far` is the item as emitted so far."""
