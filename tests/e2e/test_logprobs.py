@@ -274,6 +274,26 @@ async def test_a_backend_without_them_is_an_error_and_another_one_is_preferred()
                 assert answer.body["unisono"]["backend"] == "vllm-1"
 
 
+@STREAM
+@pytest.mark.parametrize("is_fallback", [False, True], ids=["same model", "fallback model"])
+async def test_a_backend_without_them_does_not_continue_an_answer_with_them(stream: bool, is_fallback: bool) -> None:
+    async with FakeOllama(text=TEXT) as ollama, FakeVllm(tokens=ANSWER) as vllm:
+        settings = config_of(f"vllm@{vllm.url}", f"ollama@{ollama.url}")
+        if is_fallback:
+            settings["model_list"][1]["model_name"] = "other-gpt-oss"
+            settings["router_settings"] = {"fallbacks": [{"gpt-oss": ["other-gpt-oss"]}]}
+        async with gateway(settings) as running:
+            assert running.app is not None
+            await running.app.state.gateway.pool.wait_for_probes(5)
+            scripts = iter([VllmScript(tokens=ANSWER, faults=[close_at(10)]), VllmScript(tokens=ANSWER[10:])])
+            vllm.script = lambda _: next(scripts)
+            answer = await running.chat(logprobs=True, stream=stream)
+    assert answer.status == 200, answer.raw
+    choices = [choice for event in answer.events for choice in event["choices"]] if stream else answer.body["choices"]
+    content = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content") or ()]
+    assert triples(content) == EXPECTED
+
+
 async def test_a_stop_string_cuts_them_like_the_text() -> None:
     async with FakeVllm(tokens=ANSWER) as fake, gateway(config("vllm", fake.url)) as running:
         answer = await running.chat(logprobs=True, stop=[" world"])

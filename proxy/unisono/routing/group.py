@@ -156,6 +156,11 @@ class DeploymentGroup:
             for one in self._candidates
         )
 
+    def unfit(self, selection: SelectionRequest) -> LiveDeployment | None:
+        """Return an unfit, but not drained, deployment to probe again as a last resort."""
+        unfit = (one for one in self.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
+        return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
+
     def _refresh(self) -> None:
         now = self._clock()
         for live in self.members:

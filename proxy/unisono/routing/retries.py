@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from random import random, uniform
+from random import random
 from typing import Final
 
 from unisono.core.generation import Capabilities
@@ -29,6 +29,8 @@ from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_slot import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
+from unisono.routing.required_abilities import unable_mask
+from unisono.routing.retry_pauses import MAX_RETRY_AFTER_S, retry_pause_s
 
 # Maximum number of failed attempts of an answer that a client is already reading. The limit stops an answer that kills
 # every deployment.
@@ -37,16 +39,6 @@ MAX_FAILED_ATTEMPTS: Final = 5
 # Failures that show that a deployment is out of service. Moving away from it adds no load, because it did no work. If a
 # deployment is only too busy or too slow, the next deployment gets additional load.
 DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
-
-# The same pauses between retries as LiteLLM.
-# Pause before a failed deployment is retried, in seconds; doubles with every failure.
-FIRST_PAUSE_S: Final = 0.5
-# Upper bound of the pause, in seconds.
-MAX_PAUSE_S: Final = 8.0
-# Relative amount by which a pause varies at random, so that the clients of a restarted server do not return at once.
-PAUSE_JITTER: Final = 0.25
-# Longest `retry_after_s` that is waited for. A deployment that demands a longer pause is not retried.
-MAX_RETRY_AFTER_S: Final = 60.0
 
 # Seconds between two checks for a free slot on a drained deployment.
 DRAINED_PAUSE_S: Final = 0.05
@@ -209,11 +201,7 @@ class GroupFailoverRoute:
         asked_s = error.retry_after_s or 0.0
         if not waits or asked_s > MAX_RETRY_AFTER_S:
             return None
-        failed = max(self._deaths + pending - 1, 0)
-        pause_s = min(FIRST_PAUSE_S * 2.0**failed, MAX_PAUSE_S)
-        # The pause is never shorter than the deployment demands, and varies so that clients do not return together.
-        later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
-        return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
+        return retry_pause_s(max(self._deaths + pending - 1, 0), asked_s)
 
     def _retries_left(self, group: DeploymentGroup, *, pending: bool) -> bool:
         return self._failures.get(group.model, 0) + pending <= self._num_retries
@@ -224,6 +212,7 @@ class GroupFailoverRoute:
 
     async def next_slot(self, demand: RouteRequirements) -> HeldSlot:
         self._resumes = demand.resumes
+        self._exclude_unable(demand)
         if self._failure is None:
             if self._at is None:
                 self._group.budget.add_request(self._group.in_flight, self._now())
@@ -285,6 +274,13 @@ class GroupFailoverRoute:
             if error.retry_after_s is None:
                 error.retry_after_s = group.line.expected_s()
             raise error
+
+    def _exclude_unable(self, demand: RouteRequirements) -> int:
+        """Rule out the deployments that lack a required ability; return their mask."""
+        unable = unable_mask((self._group, *self._larger, *self._fallbacks), demand, self._ruled_out)
+        self._ruled_out |= unable
+        self._failed_mask |= unable
+        return unable
 
     def _groups(self, demand: RouteRequirements) -> list[DeploymentGroup]:
         """Return the groups that may be tried, in order, each once."""
@@ -368,7 +364,7 @@ class GroupFailoverRoute:
             choice = group.choice(wanted)
             if choice.candidate is None and choice.waits_for:
                 continue
-            live = group.by_bit[choice.candidate.bit] if choice.candidate else self._unfit(group, wanted)
+            live = group.by_bit[choice.candidate.bit] if choice.candidate else group.unfit(wanted)
             if live is None:
                 raise error or BackendUnavailable("No backend is available for this model; try again later.")
             try:
@@ -378,11 +374,7 @@ class GroupFailoverRoute:
                 examined += ((live.name, failure.code),)
                 error.attempts = examined
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
-
-    def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
-        """Return an unfit, but not drained, deployment to probe again as a last resort."""
-        unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
-        return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
+            wanted = replace(wanted, excluded=wanted.excluded | self._exclude_unable(demand))
 
     def _given(
         self, group: DeploymentGroup, hold: SlotReservation, capabilities: Capabilities, demand: RouteRequirements

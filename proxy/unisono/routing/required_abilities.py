@@ -1,0 +1,38 @@
+"""Exclusion of deployments that lack an ability which a request requires."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.core.route_protocol import RouteRequirements
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.group import DeploymentGroup
+from unisono.routing.policy import REQUIRED
+
+
+def unable_mask(groups: Sequence[DeploymentGroup], demand: RouteRequirements, ruled_out: int) -> int:
+    """Return the mask of the deployments that lack an ability which `demand` requires.
+
+    Returns 0 if no deployment outside the mask `ruled_out` may have the abilities. The request then goes to any
+    deployment, and is refused because of its field. Otherwise such a deployment must not be used, even if all others
+    have failed: a failure of a backend that has the abilities is temporary, but a refusal of the field is not.
+    """
+    required = demand.preferred_abilities & REQUIRED
+    if not required:
+        return 0
+    unable, is_one_able = 0, False
+    for group in groups:
+        for live in group.members:
+            if live.candidate.bit & ruled_out or live.terms.shadow_of:
+                continue
+            if _lacks(live, required):
+                unable |= live.candidate.bit
+            else:
+                is_one_able = True
+    return unable if is_one_able else 0
+
+
+def _lacks(live: LiveDeployment, required: frozenset[str]) -> bool:
+    """Return whether a deployment is known to lack an ability; unknown before its first probe."""
+    abilities = live.candidate.abilities
+    return not required <= abilities and (live.known is not None or bool(abilities))
