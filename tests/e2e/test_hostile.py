@@ -386,6 +386,7 @@ LARGE_REQUESTS: dict[str, Callable[[], dict[str, Any]]] = {
     "20,000 calls": lambda: {"messages": history_with_calls(20_000)},
     "13,000 legacy function calls": lambda: {"messages": history_with_calls(13_000, legacy=True)},
     "logit bias on every token": lambda: {"logit_bias": {str(n): 1 for n in range(199_000)}},
+    "70,000 invalid parts": lambda: {"messages": [{"role": "user", "content": [{"type": "x"}] * 70_000}]},
     "stop strings of the maximum length": lambda: {"stop": [str(n) * 4096 for n in range(10)], "n": 16},
     "100,000 unknown fields": lambda: {f"x{n}": n for n in range(100_000)},
     "a long key": lambda: {"k" * 5_000_000: 1},

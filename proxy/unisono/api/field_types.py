@@ -16,12 +16,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     TypeAdapter,
     ValidationInfo,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from unisono.core.frozen import dataclass
 from unisono.core.generation import (
@@ -43,6 +44,10 @@ STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CAL
 MAX_MESSAGES = 20_000
 # OpenAI permits 128 tools; agents with several tool servers send more.
 MAX_TOOLS = 512
+# Maximum number of parts of one message or result.
+MAX_PARTS = 20_000
+# Maximum number of biased tokens. Every backend applies each bias to every generated token.
+MAX_BIASES = 1_024
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_QUOTED_NAME_LENGTH = 128
 
@@ -112,6 +117,29 @@ class FieldInput:
         return handler(TypeAdapter(self.form).core_schema)
 
 
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Annotation for a list or an object with at most `count` members.
+
+    The members are counted before any of them is validated, and validation ends at the first invalid member. Otherwise
+    a refusal could take longer than an answer: Pydantic validates members before it counts them, and collects all
+    errors, although a client receives only the first.
+    """
+
+    count: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members: Any = {**handler(source), "max_length": self.count, "fail_fast": True}
+        return core_schema.no_info_before_validator_function(self._counted, members)
+
+    def _counted(self, value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > self.count:
+            raise PydanticCustomError(
+                "too_long", "has {actual} members, the limit is {most}", {"actual": len(value), "most": self.count}
+            )
+        return value
+
+
 def is_encodable(text: str) -> bool:
     """Return False if a text contains a lone surrogate, which is not valid Unicode."""
     try:
@@ -164,7 +192,7 @@ def _to_stops(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_encodable)]
 Id = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
-Stops = Annotated[list[Stop], Field(max_length=16)]
+Stops = Annotated[list[Stop], AtMost(16)]
 # One stop string, a list of stop strings, or null.
 StopStrings = Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -184,7 +212,7 @@ RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 # FastAPI writes limits as floats, which cannot represent 2**63 - 1. Therefore `lt` instead of `le`.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, BeforeValidator(_to_token_id), FieldInput(Annotated[str, Field(pattern=r"^[0-9]{1,6}$")])]
-LogitBias = dict[TokenId, Annotated[float, Field(ge=-100, le=100)]]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], AtMost(MAX_BIASES)]
 ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 

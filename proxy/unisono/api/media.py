@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from unisono.api.body import OFF_LOOP_BYTES, off_loop
 from unisono.api.disconnects import until_disconnect
-from unisono.api.field_types import OpenModel
+from unisono.api.field_types import MAX_MESSAGES, MAX_PARTS, OpenModel
 from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
 from unisono.api.input_files import SOURCES, ReplacedFile, replaced_files
@@ -269,6 +269,9 @@ class MediaRemoval:
         return {**body, **changed} if any(value is not body[name] for name, value in changed.items()) else body
 
     def _items(self, items: list[Any]) -> list[Any]:
+        # Validation refuses longer lists by their length.
+        if len(items) > MAX_MESSAGES:
+            return items
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)
         if newest > 0 and _is_tool_message(items[newest - 1]):
             newest = -1
@@ -285,6 +288,8 @@ class MediaRemoval:
         return _same_if_unchanged(remaining, items)
 
     def _parts(self, parts: list[Any], path: str, *, keeps: bool) -> list[Any]:
+        if len(parts) > MAX_PARTS:
+            return parts
         remaining = [self._part(part, f"{path}.{index}", keeps=keeps) for index, part in enumerate(parts)]
         for index, part in enumerate(remaining):
             # The parts of a message are joined without a separator, except in Messages.

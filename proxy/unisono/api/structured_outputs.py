@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 import orjson
 from pydantic import BeforeValidator, Field
 
-from unisono.api.field_types import FieldInput, OpenModel, Parameters, Text, invalid_field
+from unisono.api.field_types import AtMost, FieldInput, OpenModel, Parameters, Text, invalid_field
 from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import MAX_GRAMMAR_CHARACTERS, BadGrammar, check, check_grammar
@@ -39,7 +39,7 @@ def _to_schema(value: Any) -> Any:
 
 Schema = Annotated[Parameters, BeforeValidator(_to_schema), FieldInput(dict[str, Any] | str | None)]
 ChoiceText = Annotated[Text, Field(min_length=1, max_length=MAX_CHOICE_CHARACTERS)]
-Choices = Annotated[list[ChoiceText], Field(min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[list[ChoiceText], Field(min_length=1), AtMost(MAX_CHOICES)]
 Pattern = Annotated[Text, Field(min_length=1)]
 
 

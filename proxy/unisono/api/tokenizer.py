@@ -16,7 +16,7 @@ from starlette.requests import Request
 from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.body import off_loop
 from unisono.api.dependencies import CurrentCaller, parsed_body, provided
-from unisono.api.field_types import ModelName, Text
+from unisono.api.field_types import AtMost, ModelName, Text
 from unisono.api.route_table import BODY_ERRORS, RouteTable
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
@@ -64,7 +64,7 @@ class TokenizeRequest(TokenizedInput):
 
 class DetokenizeRequest(TokenizerBody):
     model: ModelName
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKEN_IDS)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], AtMost(MAX_TOKEN_IDS)]
 
 
 class TokenizedText(AnswerModel):

@@ -8,6 +8,7 @@ message bodies.
 from __future__ import annotations
 
 import hashlib
+import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -31,6 +32,12 @@ from unisono.core.generation import (
 
 # Maximum number of characters that are encoded at once, far below the length that the tokenizer rejects.
 PIECE = 32_768
+# Number of characters from which a text is encoded in slices. Other threads cannot run while the tokenizer converts the
+# tokens of a slice to Python's integers, which takes tens of milliseconds for this length.
+SLICE = 262_144
+# Position at which a text can be divided without a change of its tokens: every piece of `PIECES` ends between an ASCII
+# letter and an ASCII character that is neither a letter nor an apostrophe.
+BORDER = re.compile(r"(?<=[A-Za-z])(?=[\x00-&(-@\[-`{-\x7f])")
 VOCABULARY_FOLDER = Path(__file__).parent / "vocab"
 VOCABULARY_FILE = "o200k_base.tiktoken"
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
@@ -93,7 +100,16 @@ class Encoding:
 
         Raises ValueError for input that the tokenizer rejects (a run of about a million spaces).
         """
-        return self._bpe.encode(text, disallowed_special=())
+        if len(text) <= SLICE:
+            return self._bpe.encode(text, disallowed_special=())
+        tokens: list[int] = []
+        begin = 0
+        while begin < len(text):
+            border = BORDER.search(text, begin + SLICE)
+            end = border.start() if border else len(text)
+            tokens += self._bpe.encode(text[begin:end], disallowed_special=())
+            begin = end
+        return tokens
 
     def encode_generated(self, text: str) -> list[int]:
         """Encode text that the model generated as ordinary tokens.

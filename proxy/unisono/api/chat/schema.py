@@ -27,9 +27,11 @@ from pydantic_core import CoreSchema
 
 from unisono.api.field_types import (
     MAX_MESSAGES,
+    MAX_PARTS,
     MAX_TOOLS,
     NEUTRAL,
     Arguments,
+    AtMost,
     Budget,
     Count,
     FieldInput,
@@ -66,7 +68,7 @@ Content = str | list[str | ContentPart | ChatFilePart] | list[Any] | dict[str, A
 if TYPE_CHECKING:
     ParsedContent = str | list[ContentPart]
 else:
-    ParsedContent = list[ContentPart]
+    ParsedContent = Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 
 
 def _to_think(value: Any) -> Effort | None:
@@ -138,7 +140,7 @@ class ChatMessage(OpenModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[ParsedContent, FieldInput(Content)] = Field(default_factory=list)
     name: Text | None = Field(None, validate_default=True)
-    tool_calls: list[ChatToolCall] | None = None
+    tool_calls: Annotated[list[ChatToolCall], AtMost(MAX_MESSAGES)] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: Id | None = Field(None, validate_default=True)
     refusal: Text | None = None
@@ -146,7 +148,7 @@ class ChatMessage(OpenModel):
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     thinking: Text | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
+    reasoning_details: Annotated[list[ReasoningDetail], AtMost(MAX_PARTS)] | None = None
 
     @field_validator("content", mode="wrap")
     @classmethod
@@ -159,8 +161,8 @@ class ChatMessage(OpenModel):
         # Some frameworks send the result of a tool as bare JSON instead of text.
         if info.data.get("role") in {"tool", "function"} and _is_plain_data(value):
             return orjson.dumps(value).decode()
-        if not isinstance(value, list):
-            raise invalid_field("must be a string, a list of text parts, or null")
+        if not isinstance(value, list) or len(value) > MAX_PARTS:
+            raise invalid_field(f"must be a string, a list of at most {MAX_PARTS:,} text parts, or null")
         return handler([{"type": "text", "text": part} if isinstance(part, str) else part for part in value])
 
     @field_validator("tool_call_id")
@@ -197,7 +199,7 @@ class ChatTool(OpenModel):
     function: FunctionSpec | None = Field(None, validate_default=True)
     custom: CustomSpec | None = Field(None, validate_default=True)
     name: Text | None = None
-    tools: list[ChatTool] | None = None
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = None
 
     def unused(self) -> Mapping[str, Any]:
         # An unavailable tool gets one note instead of a note for each field.
@@ -262,13 +264,13 @@ class ChatInput(MediaHistory):
     """Model, messages, tools and output options of a request."""
 
     model: ModelName
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), AtMost(MAX_MESSAGES)]
     stream: bool | None = None
     stream_options: ChatStreamOptions | None = None
-    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = None
     tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[FunctionSpec], Field(max_length=MAX_TOOLS)] | None = None
+    functions: Annotated[list[FunctionSpec], AtMost(MAX_TOOLS)] | None = None
     function_call: ChosenFunction = None
     response_format: ResponseFormat | None = None
     reasoning_effort: SpelledEffort = None

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, StopStrings, Text, invalid_field, refused
+from unisono.api.field_types import (
+    AtMost,
+    Count,
+    FieldInput,
+    ModelName,
+    OpenModel,
+    StopStrings,
+    Text,
+    invalid_field,
+    refused,
+)
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.request_options import SamplingFields
 from unisono.core.generation import VOCABULARY
@@ -109,7 +119,7 @@ class CompletionRequest(SamplingFields):
     stream: bool | None = None
     stream_options: CompletionStreamOptions | None = None
     user: Text | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[list[Token], AtMost(MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     # No effect: the tokenizer of gpt-oss adds no special tokens.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import orjson
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
-from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
+from unisono.api.field_types import MAX_PARTS, AtMost, FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
 from unisono.api.file_parts import DocumentPart
 from unisono.api.history_builder import MEDIA_PARTS, join
 from unisono.api.input_files import quoted_file
@@ -80,16 +80,16 @@ class ServerResultBlock(ContentBlock):
 class SearchResultBlock(ContentBlock):
     source: Text
     title: Text
-    content: list[TextBlock]
+    content: Annotated[list[TextBlock], AtMost(MAX_PARTS)]
 
 
 class BlockSource(OpenModel):
     type: Literal["text", "content"]
     data: Text = ""
     # `to_blocks` and `GivenBlock` are defined below, because documents and results contain blocks themselves.
-    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
-        default_factory=list
-    )
+    content: Annotated[
+        list[GivenBlock], AtMost(MAX_PARTS), BeforeValidator(lambda value: to_blocks(value)), AnyContent
+    ] = Field(default_factory=list)
 
     @field_validator("type", mode="before")
     @classmethod
@@ -107,9 +107,9 @@ class DocumentBlock(ContentBlock):
 
 class ToolResultBlock(ContentBlock):
     tool_use_id: Id
-    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
-        default_factory=list
-    )
+    content: Annotated[
+        list[GivenBlock], AtMost(MAX_PARTS), BeforeValidator(lambda value: to_blocks(value)), AnyContent
+    ] = Field(default_factory=list)
     is_error: bool | None = None
 
 
@@ -127,7 +127,7 @@ class CompactionBlock(ContentBlock):
 
     content: Text | None = None
     encrypted_content: Text | None = None
-    tool_changes: list[GivenBlock] | None = None
+    tool_changes: Annotated[list[GivenBlock], AtMost(MAX_PARTS)] | None = None
 
 
 class ChangedTool(OpenModel):
@@ -207,7 +207,7 @@ def to_blocks(value: Any) -> Any:
 
 
 GivenBlock: TypeAlias = Annotated[ContentBlock, PlainValidator(to_block)]
-Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks), AnyContent]
+Content: TypeAlias = Annotated[list[GivenBlock], AtMost(MAX_PARTS), BeforeValidator(to_blocks), AnyContent]
 
 BlockSource.model_rebuild()
 DocumentBlock.model_rebuild()

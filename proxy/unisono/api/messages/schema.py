@@ -14,7 +14,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from unisono.api.field_types import (
     MAX_MESSAGES,
+    MAX_PARTS,
     MAX_TOOLS,
+    AtMost,
     Budget,
     FieldInput,
     ModelName,
@@ -150,11 +152,11 @@ class MessagesInput(SamplingFields, MediaHistory):
 
     model: ModelName
     max_tokens: TokenLimit | None = None
-    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[list[TextBlock], BeforeValidator(_to_system), FieldInput(str | list[TextBlock] | None)] = Field(
-        default_factory=list
-    )
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1), AtMost(MAX_MESSAGES)]
+    system: Annotated[
+        list[TextBlock], AtMost(MAX_PARTS), BeforeValidator(_to_system), FieldInput(str | list[TextBlock] | None)
+    ] = Field(default_factory=list)
+    tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = None
     tool_choice: ChoiceSpec | None = None
     mcp_servers: list[McpServerParam] | None = None
     thinking: MessagesThinkingOptions | None = None

@@ -12,7 +12,18 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
-from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
+from unisono.api.field_types import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    Arguments,
+    AtMost,
+    FieldInput,
+    Id,
+    OpenModel,
+    Text,
+    ToolName,
+    invalid_field,
+)
 from unisono.api.file_parts import InputFilePart
 from unisono.api.history_builder import TEXT_PARTS, ContentPart
 from unisono.api.responses.configuration_updates import CONFIGURATION_UPDATE, ConfigurationUpdate
@@ -61,8 +72,12 @@ def _word(value: Any) -> str | None:
 
 
 AnyPart = str | ContentPart | InputFilePart
-Parts = Annotated[list[ContentPart], BeforeValidator(_to_parts), FieldInput(str | list[AnyPart] | None)]
-Output = Annotated[list[ContentPart], BeforeValidator(_to_output), FieldInput(str | list[AnyPart] | Any)]
+Parts = Annotated[
+    list[ContentPart], AtMost(MAX_PARTS), BeforeValidator(_to_parts), FieldInput(str | list[AnyPart] | None)
+]
+Output = Annotated[
+    list[ContentPart], AtMost(MAX_PARTS), BeforeValidator(_to_output), FieldInput(str | list[AnyPart] | Any)
+]
 Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Word = Annotated[str | None, PlainValidator(_word)]
 
@@ -237,7 +252,7 @@ class InputAddedTools(InputItem):
 
     tools: Annotated[
         list[ResponsesTool],
-        Field(max_length=MAX_TOOLS),
+        AtMost(MAX_TOOLS),
         BeforeValidator(without_servers),
         FieldInput(Annotated[list[ResponsesTool | ServerOfItem], Field(max_length=MAX_TOOLS)]),
     ] = Field(default_factory=list)

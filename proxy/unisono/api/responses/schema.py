@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    AtMost,
     Budget,
     Count,
     FieldInput,
@@ -56,7 +57,7 @@ MIN_COMPACT_THRESHOLD = 1_000
 MAX_ENTRIES = 16
 MAX_METADATA = 16
 MetadataKey = Annotated[Text, Field(max_length=64)]
-Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
+Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], AtMost(MAX_METADATA)]
 Label = Annotated[Text, Field(max_length=512)]
 
 
@@ -110,7 +111,7 @@ def _to_reference(value: Any) -> Any:
     return {"id": value} if isinstance(value, str) else value
 
 
-Items = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES)]
+Items = Annotated[list[GivenItem], AtMost(MAX_MESSAGES)]
 Input = Annotated[Items, BeforeValidator(_to_items), FieldInput(str | Items | None)]
 Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
@@ -123,14 +124,14 @@ class ResponsesInput(MediaHistory):
     model: ModelName
     input: Input = Field(default_factory=list)
     instructions: Text | None = None
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponsesTool], AtMost(MAX_TOOLS)] | None = None
     tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     max_output_tokens: Count | None = None
     reasoning: ResponsesReasoningOptions | None = None
     text: TextOptions | None = None
-    include: list[Included] | None = None
+    include: Annotated[list[Included], AtMost(64)] | None = None
     store: bool | None = None
     previous_response_id: Id | None = None
     conversation: Annotated[
@@ -141,7 +142,7 @@ class ResponsesInput(MediaHistory):
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
-    context_management: Annotated[list[CompactionEntry], Field(max_length=MAX_ENTRIES)] | None = None
+    context_management: Annotated[list[CompactionEntry], AtMost(MAX_ENTRIES)] | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     user: Label | None = None

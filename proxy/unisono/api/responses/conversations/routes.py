@@ -19,7 +19,7 @@ from starlette.responses import Response
 from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
 from unisono.api.body import off_loop, read_json
 from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
-from unisono.api.field_types import FieldInput, OpenModel, shortened
+from unisono.api.field_types import AtMost, FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
 from unisono.api.media import MediaHistory, MediaSource, file_context
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
@@ -98,7 +98,7 @@ def _no_items(value: Any) -> Any:
     return [] if value is None else value
 
 
-NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
+NewItems = Annotated[list[GivenItem], AtMost(MAX_NEW_ITEMS)]
 
 
 # Metadata of a conversation. Null is read as an empty object.
