@@ -361,6 +361,18 @@ async def test_pipelined_requests_are_all_answered() -> None:
         writer.close()
 
 
+async def test_too_many_pipelined_requests_are_refused_after_the_first_responses() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * (listener.MAX_PIPELINED + 1000))
+        async with asyncio.timeout(10):
+            received = await reader.read()
+        statuses = [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
+        assert listener.MAX_PIPELINED < len(statuses) < 1000
+        assert statuses == [b"200"] * (len(statuses) - 1) + [b"400"]
+        writer.close()
+
+
 JOINED = {
     "a body": (b"GET /joined HTTP/1.1", b"0"),
     "a head without a body": (b"HEAD /joined HTTP/1.1", b""),

@@ -386,6 +386,32 @@ async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> N
         assert closed.value.rcvd.code == 1009
 
 
+FLOODS = {
+    "pings": b"\x89\x81\0\0\0\0x",
+    "long pings": b"\x89\xfd\0\0\0\0" + b"x" * 125,
+    "pongs": b"\x8a\x80\0\0\0\0",
+    "messages": b"\x81\x81\0\0\0\0x",
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_flood_of_frames_closes_the_connection(name: str) -> None:
+    async with running_server(echo_app(None)) as port, connected(port) as client:
+        await client.recv()
+        client.transport.write(FLOODS[name] * 20_000)
+        async with asyncio.timeout(10):
+            await client.wait_closed()
+        assert client.close_code in (1006, 1008)
+
+
+async def test_some_pings_at_once_are_answered() -> None:
+    async with running_server(echo_app(None)) as port, connected(port) as client:
+        await client.recv()
+        pongs = [await client.ping() for _ in range(50)]
+        async with asyncio.timeout(10):
+            await asyncio.gather(*pongs)
+
+
 async def test_invalid_utf8_text_is_logged_once_without_a_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,10 @@ REFUSED_REQUESTS = RateLimitedWarning(logging.getLogger(__name__))
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
+# Maximum number of requests on a connection that wait for earlier responses. Clients that pipeline send a few dozen.
+MAX_PIPELINED = 100
+# Number of body chunks in one read after which other connections are served before the next read.
+CHUNKS_BEFORE_PAUSE = 4096
 # Module that is imported for the first WebSocket: most gateways never open one.
 WEBSOCKET_MODULE = "unisono.server.websocket_connection"
 
@@ -112,6 +116,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     _header_bytes = 0
     # Number of bytes of chunk framing and trailers since the last body data.
     _between_bytes = 0
+    # Number of pieces of a body in the current read.
+    _pieces = 0
     _in_headers = True
     # True while an incomplete request is being read.
     _is_read = False
@@ -209,6 +215,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         else:
             self._between_bytes += len(data)
         self._unset_keepalive_if_required()
+        self._pieces = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -228,12 +235,25 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         if size > self.settings.max_header_bytes and self._refusal is None and not self.transport.is_closing():
             limit = self.settings.max_header_bytes
             self._refuse(HeadersTooLarge(f"The headers are larger than {limit:,} bytes; send fewer or shorter ones."))
+        if self._pieces > CHUNKS_BEFORE_PAUSE:
+            # uvloop reads from one connection many times in a row.
+            self._raw_transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not (self.flow.read_paused or self._raw_transport.is_closing()):
+            self._raw_transport.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = self._is_read = True
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise MalformedRequest(
+                f"More than {MAX_PIPELINED} requests wait for a response on this connection; read responses before "
+                "sending more requests."
+            )
         version = self.parser.get_http_version()
         method = self.parser.get_method().decode("ascii")
         check_head(method, self.url, version, self.scope, self.settings.max_header_bytes)  # type: ignore[arg-type]
@@ -260,6 +280,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._between_bytes = 0
+        self._pieces += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -24,7 +24,7 @@ def exceeds_storage(item: StoredItem) -> bool:
 
 
 def _without_logprobs(item: StoredItem) -> StoredItem:
-    parts = [{**part, "logprobs": []} if "logprobs" in part else part for part in _parts(item)]
+    parts: list[Any] = [{**part, "logprobs": []} if "logprobs" in part else part for part in _parts(item)]
     return replace(item, wire={**item.wire, "content": parts})
 
 
