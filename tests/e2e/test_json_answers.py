@@ -6,6 +6,7 @@ regenerated.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -156,6 +157,30 @@ async def test_a_code_fence_that_a_constraint_let_through_is_removed_or_reported
     assert outcome.text + outcome.refusal == (fenced if stream else PARIS)
     assert outcome.unmet == (REFUSAL_OF_INVALID_JSON if stream else "")
     assert ("code-fence" in outcome.note["recoveries"]) is not stream
+
+
+JOBS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    # case: (fields, headers)
+    "background": ({"background": True}, {}),
+    "idempotency key": ({}, {"idempotency_key": "city"}),
+}
+
+
+@pytest.mark.parametrize("harness", ["vllm"], indirect=True)
+@pytest.mark.parametrize(("fields", "headers"), JOBS.values(), ids=JOBS)
+async def test_a_logged_answer_without_a_stream_is_generated_again(
+    harness: Desk, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    model = harness.think(answers(PARIS), bodies=["{}", PARIS])
+    text = {"format": {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}}
+    body = {"model": "gpt-oss", "input": "Hi", "text": text, **fields}
+    response = (await harness.gateway.post("/v1/responses", json.dumps(body).encode(), **headers)).body
+    while response["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        response = (await harness.gateway.get(f"/v1/responses/{response['id']}")).body
+    assert [part["text"] for part in response["output"][-1]["content"]] == [PARIS]
+    assert response["unisono"]["recoveries"] == ["regenerated-answer"]
+    assert len(model.asked) == 3
 
 
 @both_forms

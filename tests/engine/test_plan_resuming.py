@@ -233,6 +233,7 @@ TURNS: dict[str, GenerationRequest] = {
     "any tool and a form": turn(ForcedCalls(), form=CITY_FORM),
     "allowed tools": turn(AllowedTools(frozenset({"add"}))),
     "a form": turn(form=CITY_FORM),
+    "a held form": turn(form=CITY_FORM, hold_form=True),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
     "a budget": turn(reasoning_budget=4),
     "reasoning budget of zero": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),

@@ -179,7 +179,8 @@ class AnswerOptions:
     reasoning_budget: int | None = None
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
-    whole: bool = False  # emit the answer as one batch at its end
+    hold_form: bool = False  # emit an answer with a required form only when it is complete
+    whole: bool = False  # emit the answer as one batch at its end; implies `hold_form`
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +192,7 @@ class RequestOrigin:
     caller: Caller | None = None
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
-    # The request's trace span, parent of the spans sent to backends and tool servers; None if the request is not
-    # traced.
+    # trace span of the request, parent of the spans of backends and tool servers; None if it is not traced
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)

@@ -299,7 +299,9 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {"calls_allowed": True, "parallel_calls": True, "hold_calls": True, "whole": True}),
     "no calls": ({"tool_choice": "none"}, {"calls_allowed": False}),
     "one call": ({"parallel_tool_calls": False}, {"parallel_calls": False}),
-    "stream": ({"stream": True}, {"whole": False}),
+    "stream": ({"stream": True}, {"hold_form": False, "whole": False}),
+    "background": ({"background": True}, {"hold_form": True}),
+    "background stream": ({"background": True, "stream": True}, {"hold_form": False}),
 }
 
 

@@ -141,6 +141,7 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
             hold_calls=hold_calls or not request.stream,
+            hold_form=not request.stream,
             whole=not request.stream and hosting is None,  # a restarted answer would run server tools again
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
@@ -149,10 +150,9 @@ def to_generation_request(
         routing=RoutingOptions(sticky=sticky),
         logprobs=request.logprobs,
     )
-    required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
+    result = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
     notes = notes_of(request, (*deferred.notes, *toolbox.notes), reading)
-    compaction = to_compaction_plan(request, history, to_prompt, window)
-    return ResponsesGeneration(required, entries, toolbox, notes, compaction)
+    return ResponsesGeneration(result, entries, toolbox, notes, to_compaction_plan(request, history, to_prompt, window))
 
 
 def _fields(request: ResponsesRequest) -> RequestFields:

@@ -190,7 +190,7 @@ class MessageGate:
         if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
         # Even under an enforced constraint, a body may be incomplete: a control token inside a string ends the message.
-        is_free = self._controller.constraint is None or self._requirements.whole
+        is_free = self._controller.constraint is None or self._requirements.hold_form
         return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:

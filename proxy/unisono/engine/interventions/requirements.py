@@ -122,8 +122,7 @@ class OutputRequirements:
     form: AnswerForm | None = None
     budget: int | None = None  # limit of reasoning tokens
     disabled_rules: frozenset[str] = frozenset()
-    # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
-    whole: bool = False
+    hold_form: bool = False  # an answer with the required form is emitted only when it is complete
     hold_calls: bool = True  # a call is emitted only when it is complete
 
     @cached_property
@@ -289,29 +288,28 @@ def requirements_of(
     choice = answer.choice if answer.calls_allowed and free else None
     is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
     form = answer.form if free else None
+    hold_form = answer.hold_form or answer.whole
     if is_plain and not conversation.all_tools:
-        plain = _without_tools(answer.calls_allowed, answer.disabled_rules, answer.whole, answer.hold_calls)
+        plain = _without_tools(answer.calls_allowed, answer.disabled_rules, answer.hold_calls)
         if form is None and answer.reasoning_budget is None:
             return plain
-        return replace(plain, form=form, budget=answer.reasoning_budget)
+        return replace(plain, form=form, budget=answer.reasoning_budget, hold_form=hold_form)
     return OutputRequirements(
         tools=_tool_requirements(request, tools, server_tools, choice, approved, not_found_yet),
         form=form,
         budget=answer.reasoning_budget,
         disabled_rules=answer.disabled_rules,
-        whole=answer.whole,
+        hold_form=hold_form,
         hold_calls=answer.hold_calls,
     )
 
 
 @lru_cache(maxsize=64)
-def _without_tools(
-    calls_allowed: bool, disabled_rules: frozenset[str], whole: bool, hold_calls: bool
-) -> OutputRequirements:
+def _without_tools(calls_allowed: bool, disabled_rules: frozenset[str], hold_calls: bool) -> OutputRequirements:
     """Return the requirements of a request without tools; most requests share a cached value."""
     is_passed_on = UNDECLARED_TOOL in disabled_rules
     tools = ToolRequirements(calls_allowed=calls_allowed, declared=None if is_passed_on else frozenset())
-    return OutputRequirements(tools, disabled_rules=disabled_rules, whole=whole, hold_calls=hold_calls)
+    return OutputRequirements(tools, disabled_rules=disabled_rules, hold_calls=hold_calls)
 
 
 def _tool_requirements(
