@@ -20,6 +20,7 @@ HISTORY: list[Json] = [
     {"type": "message", "role": "user", "content": "Is there tea?"},
     {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"into":"porcelain"}'},
     {"type": "function_call_output", "call_id": "c1", "output": "The porcelain pot is empty."},
+    {"type": "message", "role": "assistant", "content": "There is none in the porcelain."},
 ]
 FOLLOW_UP = {"type": "message", "role": "user", "content": "Then make some."}
 REMOVED = ("porcelain", "Sum up our conversation", "Hm.")
@@ -94,7 +95,13 @@ async def test_a_stored_compaction_replaces_the_chain_before_it(harness: Line, b
         compacted = (await harness.get(f"/responses/{compacted['id']}")).body
     assert [item["type"] for item in compacted["output"]] == ["compaction"]
     last = await harness.whole(input=[FOLLOW_UP], previous_response_id=compacted["id"], tools=[TOOL])
-    assert_replaced(harness.prompts[-1])
+    # The model has not answered the result of its call yet.
+    kept, prompt = (
+        [*KEPT[:3], "<|start|>functions.look to", "The porcelain pot is empty.", KEPT[3]],
+        harness.prompts[-1],
+    )
+    assert [prompt.count(text) for text in kept] == [1] * len(kept)
+    assert sorted(kept, key=prompt.index) == kept
     await harness.whole(input="And now?", previous_response_id=last["id"], tools=[TOOL])
     assert harness.prompts[-1].count(SUMMARY) == 1
 

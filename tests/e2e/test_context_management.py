@@ -144,10 +144,33 @@ async def test_a_socket_continues_from_a_compaction(harness: Line, store: bool) 
 
 async def test_a_loop_of_calls_is_compacted_too(harness: Line) -> None:
     harness.say(SUMMARIZED, ANSWER)
-    await harness.whole(input=HISTORY[:4], **COMPACT)
+    # The model has not answered the last result yet.
+    call = {"type": "function_call", "call_id": "c2", "name": "look", "arguments": '{"into":"cup"}'}
+    result = {"type": "function_call_output", "call_id": "c2", "output": "The cup is full."}
+    await harness.whole(input=[*HISTORY[:4], call, result], **COMPACT)
     prompt = harness.prompts[-1]
     assert "porcelain" not in prompt
-    assert prompt.index("Is there tea?") < prompt.index(SUMMARY)
+    kept = ["Is there tea?", SUMMARY, '{"into":"cup"}', "<|start|>functions.look to", "The cup is full."]
+    assert [prompt.count(text) for text in kept] == [1] * len(kept)
+    assert sorted(kept, key=prompt.index) == kept
+
+
+async def test_a_result_follows_the_compaction_of_a_continued_response(harness: Line) -> None:
+    look = f'{THOUGHT}<|channel|>commentary to=functions.look <|constrain|>json<|message|>{{"into":"cup"}}<|call|>'
+    harness.say(look, SUMMARIZED, ANSWER)
+    first = await harness.whole(input=[*HISTORY, QUESTION], tools=[TOOL])
+    result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "The cup is full."}
+    second = await harness.whole(input=[result], previous_response_id=first["id"], **COMPACT)
+    assert kinds(second["output"]) == ["compaction", "reasoning", "message"]
+    kept = [*KEPT[:2], KEPT[3], SUMMARY, "<|channel|>analysis", '{"into":"cup"}', "The cup is full."]
+    for more in ([], [FOLLOW_UP]):
+        if more:
+            await harness.whole(input=more, previous_response_id=second["id"], tools=[TOOL])
+        prompt = harness.prompts[-1]
+        texts = [text for text in kept if text != "<|channel|>analysis" or not more]
+        assert "porcelain" not in prompt
+        assert [prompt.count(text) for text in texts] == [1] * len(texts)
+        assert sorted(texts, key=prompt.index) == texts
 
 
 UNCHANGED: dict[str, Json] = {

@@ -302,6 +302,21 @@ async def test_a_call_without_a_result_stays_after_the_summary(bench: Bench) -> 
     assert "notes" not in message["unisono"]
 
 
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["once", "sent again"])
+async def test_a_result_without_an_answer_stays_after_the_summary(bench: Bench, is_repeated: bool) -> None:
+    bench.say(SUMMARIZED, ANSWER)
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"into": "cup"}}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Empty."}]}
+    summarized = await bench.message(
+        messages=[*HISTORY, {"role": "assistant", "content": [use]}, result], compaction={"type": "summarize"}
+    )
+    block = {"role": "assistant", "content": summarized["content"]}
+    later = [result] if is_repeated else [user("And now?")]
+    message = await bench.message(messages=[block, *later], system="Be brief.")
+    assert_replaced(bench.prompts[-1], "Be brief.", SUMMARY, '{"into":"cup"}', "<|start|>functions.look to", "Empty.")
+    assert "notes" not in message["unisono"]
+
+
 async def test_a_preamble_between_pending_calls_does_not_separate_them_from_their_results(bench: Bench) -> None:
     bench.say(SUMMARIZED, ANSWER)
     uses = [{"type": "tool_use", "id": f"toolu_{n}", "name": "look", "input": {"into": f"cup {n}"}} for n in (1, 2)]

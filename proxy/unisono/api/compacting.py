@@ -66,10 +66,14 @@ class CompactionPlan:
 
         If `summary` is empty, returns the items of the conversation itself.
         """
-        room = MAX_PRESERVED_CHARACTERS
-        if self.threshold is not None:
-            room = min(room, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)
-        return compacted_items(self.items, summary, room)
+        return compacted_items(self.items, summary, self._room)
+
+    @property
+    def _room(self) -> int:
+        """Maximum number of preserved characters."""
+        if self.threshold is None:
+            return MAX_PRESERVED_CHARACTERS
+        return min(MAX_PRESERVED_CHARACTERS, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)
 
     def is_applicable(self, request: GenerationRequest) -> bool:
         """Return whether the conversation may be compacted.
@@ -81,7 +85,7 @@ class CompactionPlan:
         if self.threshold is None:
             return True
         has_decisions = request.server_tools is not None and bool(request.server_tools.decisions)
-        return not has_decisions and len(newest_input(self.items)) < len(self.items)
+        return not has_decisions and len(newest_input(self.items, self._room)) < len(self.items)
 
 
 # Look up the context window of a model in tokens; None if it is unknown.

@@ -46,6 +46,9 @@ INSTRUCTIONS = (
 # which the model would not write a summary at all.
 FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
 
+# Items that are not output of the model, and not results of its calls.
+INPUT = UserMessage | DeveloperMessage | AddedTools
+
 NO_SUMMARY = "compaction: the model wrote no complete summary, so the conversation was not compacted"
 
 
@@ -125,7 +128,8 @@ class Replacement:
     """Items that replace a conversation, in the order `kept`, `newest`, `summary`, `pending`.
 
     `kept` are the instructions and the added tools, and `newest` the user's newest messages. `pending` are the calls
-    whose results may still follow, with their reasoning. Without a summary, `kept` is the whole conversation.
+    whose results may still follow or were not answered by the model, with their reasoning and these results. Without a
+    summary, `kept` is the whole conversation.
     """
 
     kept: tuple[Item, ...]
@@ -134,19 +138,25 @@ class Replacement:
     pending: tuple[Item, ...] = ()
 
 
-def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
+def replacement_of(items: Sequence[Item], summary: str) -> Replacement:
     """Return the items that replace the conversation `items`, including `summary`.
 
-    If `summary` is empty, returns the conversation itself. At most `room` characters of the user's messages are
-    preserved.
+    If `summary` is empty, returns the conversation itself.
     """
     bare = tuple(without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
+    end = len(bare) - len(newest_input(bare))
+    unanswered = [item for item in bare[end:] if not isinstance(item, INPUT)]
+    room = MAX_PRESERVED_CHARACTERS - sum(map(_characters, unanswered))
+    return _replacement(bare, summary, (*_open_calls(bare[:end]), *unanswered), room)
+
+
+def _replacement(items: Sequence[Item], summary: str, pending: Iterable[Item], room: int) -> Replacement:
     # Instructions stay as they are, because the model must not rephrase them. Added tools stay too.
-    kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
+    kept = tuple(item for item in items if isinstance(item, DeveloperMessage | AddedTools))
     newest = tuple(newest_messages(items, room))
-    return Replacement(kept, newest, (UserMessage(SUMMARY_HEADING + summary),), tuple(pending_calls(bare)))
+    return Replacement(kept, newest, (UserMessage(SUMMARY_HEADING + summary),), tuple(pending))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -163,13 +173,18 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
 def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> tuple[Item, ...]:
     """Return the items that replace the conversation `items`, including `summary`.
 
-    If `summary` is empty, returns the conversation itself. At most `room` characters of the user's messages that the
-    model has answered are preserved.
+    If `summary` is empty, returns the conversation itself. At most `room` characters are preserved, of the results that
+    the model has not answered and of the user's messages that it has answered.
     """
-    # The model has to answer the user's last messages, so these follow the summary.
-    end = len(items) - len(newest_input(items))
-    replacement = replacement_of(items[:end], summary, room)
-    return (*replacement.kept, *replacement.newest, *replacement.summary, *replacement.pending, *items[end:])
+    bare = tuple(without_tokens(item) for item in items)
+    if not summary:
+        return bare
+    # The model has to answer the newest input, so it follows the summary.
+    newest = newest_input(bare, room)
+    end = len(bare) - len(newest)
+    room -= sum(_characters(item) for item in newest if not isinstance(item, INPUT))
+    replacement = _replacement(bare[:end], summary, _open_calls(bare[:end]), room)
+    return (*replacement.kept, *replacement.newest, *replacement.summary, *replacement.pending, *bare[end:])
 
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
@@ -178,11 +193,16 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
     Parallel calls share their reasoning, which comes once, before the first of them. A call is omitted if the model
     has answered a later message of the user, because the user then gave up the call.
     """
+    return _open_calls(items[: _end_of_output(items)])
+
+
+def _open_calls(items: Iterable[Item]) -> list[Item]:
+    """Return the calls without a result, if the model has answered all other `items`."""
     pending: dict[str, Sequence[Item]] = {}
     # Newest reasoning and preambles, which belong to all calls until other reasoning or another preamble.
     introduction: list[Item] = []
     continues = False
-    for item in items[: len(items) - len(newest_input(items))]:
+    for item in items:
         match item:
             case AssistantReasoning() | AssistantMessage(phase=Phase.COMMENTARY):
                 introduction = [*introduction, item] if continues else [item]
@@ -201,26 +221,77 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
     return [*{id(item): item for unit in pending.values() for item in unit}.values()]
 
 
-def newest_input(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items at the end of the conversation that the model has not answered yet."""
-    start = len(items)
-    while start and isinstance(items[start - 1], UserMessage | DeveloperMessage | AddedTools):
+def newest_input(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) -> Sequence[Item]:
+    """Return the items at the end of the conversation that the model has not answered yet.
+
+    Results of calls are preceded by these calls, with their reasoning and preambles. Calls and results with more than
+    `room` characters are left out, because the conversation would not become shorter.
+    """
+    end = _end_of_output(items)
+    start = _start_of_newest_calls(items[:end])
+    return items[start if sum(map(_characters, items[start:end])) <= room else end :]
+
+
+def _start_of_newest_calls(items: Sequence[Item]) -> int:
+    """Return the position of the first call at the end whose result the model has not answered."""
+    end = first = len(items)
+    while first and isinstance(items[first - 1], AssistantCall | ToolResult):
+        first -= 1
+    if not any(isinstance(item, ToolResult) for item in items[first:]):
+        return end
+    start = first
+    while start and _introduces_calls(items[start - 1]):
         start -= 1
-    return items[start:]
+    if any(isinstance(item, AssistantReasoning) for item in items[start:first]):
+        return start
+    # Without reasoning, nothing separates the last call from earlier calls, whose results the model has answered.
+    last = max((at for at in range(first, end) if isinstance(items[at], AssistantCall)), default=first)
+    if last == end - 1:
+        return end
+    return start if last == first else last
 
 
-def replaces_history(items: Iterable[Item]) -> bool:
+def _characters(item: Item) -> int:
+    match item:
+        case AssistantCall(arguments=text) | ToolResult(output=text):
+            return len(text)
+        case AssistantReasoning(text=text) | AssistantMessage(text=text):
+            return len(text)
+        case _:
+            return 0
+
+
+def _introduces_calls(item: Item) -> bool:
+    is_preamble = isinstance(item, AssistantMessage) and item.phase is Phase.COMMENTARY
+    return is_preamble or isinstance(item, AssistantReasoning)
+
+
+def _end_of_output(items: Sequence[Item]) -> int:
+    """Return the number of items before the messages, instructions and added tools at the end."""
+    end = len(items)
+    while end and isinstance(items[end - 1], INPUT):
+        end -= 1
+    return end
+
+
+def replaces_history(items: Sequence[Item]) -> bool:
     """Return True if the items of a compaction include user messages, answers or tool results.
 
-    Summaries, instructions, added tools and pending calls do not count.
+    Summaries, instructions, added tools, and pending calls with their results do not count.
     """
-    return any(_is_history(item) for item in items)
+    has_summary = any(_is_summary(item) for item in items)
+    end = len(items) - len(newest_input(items)) if has_summary else len(items)
+    return any(_is_history(item) and (at < end or isinstance(item, UserMessage)) for at, item in enumerate(items))
+
+
+def _is_summary(item: Item) -> bool:
+    return isinstance(item, UserMessage) and item.text.startswith(SUMMARY_HEADING)
 
 
 def _is_history(item: Item) -> bool:
     match item:
-        case UserMessage(text=text):
-            return not text.startswith(SUMMARY_HEADING)
+        case UserMessage():
+            return not _is_summary(item)
         case AssistantMessage(phase=phase):
             # Commentary also introduces pending calls.
             return phase is Phase.FINAL
@@ -232,7 +303,7 @@ def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS)
     """Return the user's newest messages, oldest first, with at most `room` characters in total."""
     preserved: list[UserMessage] = []
     for message in reversed(items):
-        if not isinstance(message, UserMessage) or message.text.startswith(SUMMARY_HEADING):
+        if not isinstance(message, UserMessage) or _is_summary(message):
             continue
         room -= len(message.text)
         if room < 0:

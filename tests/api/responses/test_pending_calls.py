@@ -76,7 +76,7 @@ CALLS = [{"type": "function_call", "call_id": f"c{n}", "name": "look", "argument
     ("items", "expected"),
     [
         ([THOUGHT, PREAMBLE, CALLS[1]], ["Into the cup.", "I look.", "c3"]),
-        ([THOUGHT, *CALLS, OUTPUTS[0]], ["Into the cup.", "c3"]),
+        ([THOUGHT, *CALLS, OUTPUTS[0]], ["Into the cup.", "c2", "c2", "c3"]),
         ([THOUGHT, CALLS[0], OUTPUTS[0], PREAMBLE, CALLS[1]], ["I look.", "c3"]),
         ([THOUGHT, {"role": "assistant", "content": "Done."}, CALLS[1]], ["c3"]),
     ],
@@ -97,6 +97,39 @@ async def test_reasoning_and_preamble_stay_with_their_call(
         kept = items_of_request(gateway)[-1 - len(expected) :]
         assert [call_or_text(item) for item in kept] == [*expected, "c3"]
         assert isinstance(items_of_request(gateway)[-2 - len(expected)], UserMessage)
+
+
+NEWEST: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    # case: (items after the user's message, items after the summary)
+    "one call": ([THOUGHT, CALLS[0], OUTPUTS[0]], ["Into the cup.", "c2", "c2"]),
+    "parallel calls": ([THOUGHT, *CALLS, *OUTPUTS], ["Into the cup.", "c2", "c2", "c3", "c3"]),
+    "steps without reasoning": ([CALLS[0], OUTPUTS[0], PREAMBLE, CALLS[1], OUTPUTS[1]], ["I look.", "c3", "c3"]),
+    "calls without reasoning": ([PREAMBLE, CALLS[0], OUTPUTS[0], CALLS[1], OUTPUTS[1]], ["c3", "c3"]),
+    "one of two outputs": ([THOUGHT, *CALLS, OUTPUTS[1]], ["Into the cup.", "c2", "c3", "c3"]),
+}
+
+
+@pytest.mark.parametrize(("items", "expected"), NEWEST.values(), ids=NEWEST)
+@pytest.mark.parametrize("way", ["compact", "compaction_trigger"])
+async def test_outputs_that_the_model_has_not_answered_stay_with_their_calls(
+    items: list[dict[str, Any]], expected: list[str], way: str
+) -> None:
+    history = [{"role": "user", "content": "Tea?"}, *items]
+    async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
+        if way == "compact":
+            output = (await compact(gateway, input=history)).json()["output"]
+        else:
+            body = {"model": "gpt-oss", "input": [*history, {"type": "compaction_trigger"}]}
+            output = (await gateway.post("/v1/responses", body)).json()["output"]
+        first = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": output})).json()
+        body = {"model": "gpt-oss", "input": "And now?", "previous_response_id": first["id"]}
+        await gateway.post("/v1/responses", body)
+        for turn, later in ((-2, []), (-1, ["Yes.", "And now?"])):
+            question, summary, *kept = items_of_request(gateway, turn)
+            assert question == UserMessage("Tea?")
+            assert isinstance(summary, UserMessage)
+            assert summary.text.endswith(SUMMARY)
+            assert [call_or_text(item) for item in kept] == [*expected, *later]
 
 
 PAIRS = ["c2", "c2", "c3", "c3"]

@@ -9,7 +9,7 @@ every later request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Final, Protocol
@@ -138,13 +138,18 @@ class HistoryReader:
         items: Sequence[Item] = opened if opened is not None and summary in opened else (summary,)
         if len(message.content) == 1:
             # The answer paused after the compaction, and the client may have sent its newest messages again.
-            later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
-            items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
+            later = [each for each in messages[position + 1 :] if each.role == "user"]
+            texts = {_user_text(each) for each in later}
+            blocks = (block for each in later for block in each.content)
+            results = {known_id(block.tool_use_id) for block in blocks if isinstance(block, ToolResultBlock)}
+            items = [item for item in items if not _is_repeated(item, texts, results)]
         for item in items:
             # The results of calls may follow, and a preamble between the calls does not separate them.
             match item:
                 case AssistantCall():
                     self.history.call(item)
+                case ToolResult():
+                    self.history.result(item)
                 case AssistantReasoning() | AssistantMessage():
                     self.history.add_within_exchange(item)
                 case _:
@@ -364,6 +369,15 @@ def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[
     """Return the blocks of a message from the index `begin` on, each with its path."""
     at = f"messages.{position}.content"
     return [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
+
+
+def _is_repeated(item: Item, texts: Collection[str], results: Collection[str]) -> bool:
+    """Return whether later messages contain an item.
+
+    `texts` are the texts of these messages, and `results` the ids of the calls whose results they contain.
+    """
+    is_message = isinstance(item, UserMessage) and item.text in texts
+    return is_message or (isinstance(item, ToolResult) and item.call_id in results)
 
 
 def _user_text(message: MessageParam) -> str:
