@@ -48,6 +48,28 @@ async def test_items_are_paged_in_both_directions(factory: StoreFactory) -> None
     assert await store.conversation_items("ann", chat.id, limit=0) == ()
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_the_items_that_were_added_first_are_read(factory: StoreFactory, newest_first: bool) -> None:
+    store = await factory.open()
+    chat = conversation()
+    items = tuple(said(str(number)) for number in range(6))
+    await store.create_conversation("ann", chat, items[:4])
+    await store.append("ann", chat.id, items[4:])
+    assert await store.delete_item("ann", chat.id, items[1].id)
+    head = await store.conversation("ann", chat.id)
+    assert head is not None
+    assert head.added == 6
+    step = -1 if newest_first else 1
+    for upto, expected in ((0, ()), (1, items[:1]), (2, items[:1]), (4, (items[0], *items[2:4])), (9, None)):
+        expected = (items[0], *items[2:]) if expected is None else expected
+        for limit, after in ((None, 0), (2, 0), (None, 1)):
+            start = expected[::step][after - 1].id if after and expected else None
+            read = await store.conversation_items(
+                "ann", chat.id, upto=upto, limit=limit, newest_first=newest_first, after=start
+            )
+            assert read == expected[::step][after if start else 0 :][:limit]
+
+
 async def test_deleting_an_item_keeps_the_order_of_the_others(factory: StoreFactory) -> None:
     store = await factory.open()
     chat = conversation()

@@ -322,14 +322,26 @@ async def test_a_conversation_accepts_one_response_at_a_time(harness: Line, stre
 
 async def test_a_deleted_conversation_is_gone_and_its_responses_remain(harness: Line) -> None:
     harness.say(ANSWER)
-    conversation = await harness.conversation({"role": "user", "content": "before"})
-    response = await harness.whole(conversation=conversation)
-    async with harness.gateway.session.delete(f"{harness.gateway.url}/v1/conversations/{conversation}") as deleted:
-        assert deleted.status == 200
+    conversation = await harness.conversation()
+    first = await harness.whole(conversation=conversation)
+    second = await harness.whole(conversation=conversation)
+    await delete(harness, conversation)
     refusal(await harness.post(conversation=conversation), 404, "conversation", "not_found")
-    assert await harness.kept(response) == response
-    await harness.whole(previous_response_id=response["id"], input="v")
+    assert await harness.kept(second) == second
+    # The first response has seen no other items of the conversation.
+    third = await harness.whole(previous_response_id=first["id"], input="v")
     assert harness.said == user("Hi") + final("ok") + user("v")
+    await harness.whole(previous_response_id=third["id"], input="w")
+    missing = await harness.post(previous_response_id=second["id"])
+    refusal(missing, 404, "previous_response_id", "previous_response_not_found")
+
+
+async def delete(harness: Line, conversation: str, *items: str) -> None:
+    """Delete items of a conversation; without `items`, delete the conversation."""
+    url = f"{harness.gateway.url}/v1/conversations/{conversation}"
+    for path in [f"{url}/items/{item}" for item in items] or [url]:
+        async with harness.gateway.session.delete(path) as deleted:
+            assert deleted.status == 200
 
 
 async def test_a_chain_may_branch_off_a_conversation(harness: Line) -> None:
@@ -340,6 +352,31 @@ async def test_a_chain_may_branch_off_a_conversation(harness: Line) -> None:
     await harness.whole(input="v", previous_response_id=first["id"])
     assert harness.said == user("before") + user("u") + final("one") + user("v")
     assert kinds(await harness.items(conversation)) == ["message", *["message", "reasoning", "message"] * 2]
+
+
+@pytest.mark.parametrize("status", ["completed", "cancelled"])
+async def test_a_response_without_items_in_its_conversation_continues_after_the_items_before_it(
+    harness: Line, status: str
+) -> None:
+    harness.say(output_with("one"))
+    conversation = await harness.conversation()
+    await harness.whole(input="u", conversation=conversation)
+    harness.say(*([output_with("many words " * 500)] if status == "cancelled" else [output_with("two")]), delay_s=0.02)
+    second = await harness.whole(input="v", conversation=conversation, background=True)
+    if status == "cancelled":
+        await harness.post(f"/{second['id']}/cancel")
+    while second["status"] in ("queued", "in_progress"):
+        second = await harness.kept(second)
+    assert second["status"] == status
+    own = (await harness.items(conversation))[3:]
+    harness.say(output_with("three"), ANSWER)
+    await harness.whole(input="w", conversation=conversation)
+    if own:
+        await delete(harness, conversation, *(item["id"] for item in own))
+    await harness.whole(input="x", previous_response_id=second["id"])
+    assert harness.said.startswith(user("u") + final("one") + user("v"))
+    assert user("w") not in harness.said
+    assert harness.said.endswith(user("x"))
 
 
 # Dates

@@ -56,9 +56,9 @@ class StoredResponse:
 
     `request` contains the fields of the request that the response repeats. `notes` contains other data that the API
     surface needs again. `input` contains only the items of this turn. Earlier items are in the responses `ancestors`,
-    or in `conversation`. `ancestors` are the ids of the responses that this response continues, oldest first, the
-    parent last. `first_day` is the date of the preamble, YYYY-MM-DD. `created_at` is in seconds since 1970. A response
-    is stored under its anchor: the id of its conversation, or its own id.
+    or are the first `seen` items that were added to `conversation`. `ancestors` are the ids of the responses that this
+    response continues, oldest first, the parent last. `first_day` is the date of the preamble, YYYY-MM-DD. `created_at`
+    is in seconds since 1970. A response is stored under its anchor: the id of its conversation, or its own id.
     """
 
     id: str
@@ -74,6 +74,7 @@ class StoredResponse:
     notes: Mapping[str, Json] = field(default_factory=dict)
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
+    seen: int | None = None  # None if earlier versions stored the response
 
     @property
     def anchor(self) -> str:
@@ -88,7 +89,8 @@ class StoredResponse:
 class StoredConversation:
     """Conversation without its items, which are read separately.
 
-    The store increments `revision` with every change to the items, and ignores the caller's value.
+    The store increments `revision` with every change to the items. `added` counts all items that were ever added. The
+    store ignores the caller's values.
     """
 
     id: str
@@ -96,6 +98,7 @@ class StoredConversation:
     first_day: str = ""
     metadata: Mapping[str, Json] = field(default_factory=dict)
     revision: int = 0
+    added: int = field(default=0, compare=False)
 
 
 # -- writing
@@ -296,11 +299,12 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         after: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        upto: int | None = None,
     ) -> tuple[StoredItem, ...] | None:
         """Return at most `limit` items in order, only those that follow the item `after`.
 
-        If `limit` or `after` is None, this restriction does not apply. Returns None if the conversation does not exist
-        or does not contain the item `after`.
+        Only the first `upto` items that were ever added are considered. A restriction with the value None does not
+        apply. Returns None if the conversation does not exist or does not contain the item `after`.
         """
         ...
 

@@ -134,6 +134,7 @@ def encode_head(response: StoredResponse) -> bytes:
             "notes": dict(response.notes),
             "ancestors": list(response.ancestors),
             "conversation": response.conversation,
+            **({} if response.seen is None else {"seen": response.seen}),
         }
     )
 
@@ -180,11 +181,12 @@ def _to_response(record: Record) -> StoredResponse:
         notes=cast("Record", record["notes"]),
         ancestors=tuple(cast("list[str]", record["ancestors"])),
         conversation=cast("str | None", record["conversation"]),
+        seen=cast("int | None", record.get("seen")),
     )
 
 
 def encode_conversation(conversation: StoredConversation) -> bytes:
-    """Encode a conversation without its items and revision, which are stored separately."""
+    """Encode a conversation without its items and counters, which are stored separately."""
     return _dump(
         {
             "id": conversation.id,
@@ -195,7 +197,7 @@ def encode_conversation(conversation: StoredConversation) -> bytes:
     )
 
 
-def decode_conversation(data: bytes, revision: int) -> StoredConversation:
+def decode_conversation(data: bytes, revision: int, added: int = 0) -> StoredConversation:
     """Decode a conversation. Raises `StoreUnreadable` if it is damaged or from a newer version."""
     return cast(
         "StoredConversation",
@@ -206,6 +208,7 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
                 text_of(record, "first_day"),
                 cast("Record", record["metadata"]),
                 revision,
+                added,
             ),
             data,
         ),

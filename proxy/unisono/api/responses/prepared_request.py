@@ -300,6 +300,7 @@ def _frame(
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
+        seen=past.seen,
         include=frozenset(request.include or ()),
         browsed=browser_results(generation.request.conversation.items),
         summary_chars=SUMMARY_CHARS[request.summary],

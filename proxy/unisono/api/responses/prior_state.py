@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
 
 from unisono.api.field_types import shortened
 from unisono.api.responses.configuration_updates import UNCHANGED, Configuration, configuration_in
@@ -29,9 +30,9 @@ class PriorState:
 
     `earlier` holds the history before the request. `ancestors` are the ids of the previous responses, oldest first.
     `first_day` is the date of the conversation's first response, or "" if the request continues nothing. `revision` is
-    the revision of the conversation, or None if the request names no conversation. `hosted` is the server tool history
-    in the earlier items. If `earlier` already contains the request's own input, `now` is the server tool history of
-    this input.
+    the revision of the conversation, and `seen` the number of items that were ever added to it; both are None if the
+    request names no conversation. `hosted` is the server tool history in the earlier items. If `earlier` already
+    contains the request's own input, `now` is the server tool history of this input.
     """
 
     earlier: tuple[Item, ...] = ()
@@ -39,6 +40,7 @@ class PriorState:
     ancestors: tuple[str, ...] = ()
     first_day: str = ""
     revision: int | None = None
+    seen: int | None = None
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
     # Settings that are in force after the earlier items.
@@ -133,16 +135,21 @@ def continued(earlier: Sequence[Item], items: Sequence[StoredItem]) -> tuple[Ite
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
-    """Return the conversation's items before `response`; none if the conversation was deleted."""
+    """Return the items that the conversation had before `response`, without deleted ones.
+
+    Raises PreviousResponseNotFound if the conversation was deleted, unless it had no items.
+    """
     assert response.conversation is not None
-    items = await store.conversation_items(tenant, response.conversation)
-    own = {item.id for item in (*response.input, *response.output)}
-    before: list[StoredItem] = []
-    for item in items or ():
-        if item.id in own:
-            break
-        before.append(item)
-    return before
+    items = await store.conversation_items(tenant, response.conversation, upto=response.seen)
+    if items is None and response.seen != 0:
+        raise PreviousResponseNotFound(
+            f"The conversation of the response '{response.id}' was deleted or has expired.",
+            param="previous_response_id",
+        )
+    # The own items of a response may have been deleted, so their position is used only for responses of earlier
+    # versions.
+    own = set() if response.seen is not None else {item.id for item in (*response.input, *response.output)}
+    return tuple(takewhile(lambda item: item.id not in own, items or ()))
 
 
 async def _conversation(
@@ -154,7 +161,7 @@ async def _conversation(
         raise no_conversation(conversation_id)
     hosted, configuration = server_tool_history(items), configuration_in(items)
     return PriorState(
-        continued((), items), stored, (), head.first_day, head.revision, hosted, configuration=configuration
+        continued((), items), stored, (), head.first_day, head.revision, head.added, hosted, configuration=configuration
     )
 
 

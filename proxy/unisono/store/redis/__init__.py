@@ -243,10 +243,10 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._link.write(*self._index_commands(tenant, items, ["c", conversation], ttl))
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
-        ((head, revision),) = await self._link.read(
-            ("HMGET", keys.conversation(tenant, conversation)[0], "head", "revision")
+        ((head, revision, added),) = await self._link.read(
+            ("HMGET", keys.conversation(tenant, conversation)[0], "head", "revision", "upto")
         )
-        return None if head is None else codec.decode_conversation(head, int(revision))
+        return None if head is None else codec.decode_conversation(head, int(revision), int(added))
 
     async def conversation_items(
         self,
@@ -256,8 +256,10 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         after: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        upto: int | None = None,
     ) -> tuple[StoredItem, ...] | None:
-        args: Args = ["" if after is None else f"={after}", -1 if limit is None else limit, int(newest_first)]
+        first = "" if after is None else f"={after}"
+        args: Args = [first, -1 if limit is None else limit, int(newest_first), "" if upto is None else upto]
         try:
             found = await self._link.act(conversation_scripts.READ_ITEMS, keys.conversation(tenant, conversation), args)
         except NotFound:

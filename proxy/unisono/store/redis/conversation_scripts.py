@@ -94,20 +94,24 @@ return {'ok', was.revision}
 )
 
 # Reads items in the order of their positions. `after` is empty, or `=` followed by the id of the item that precedes the
-# first result. Lua limits the number of values that `unpack` returns, so the items are read in groups of 1,000.
+# first result. `upto` is empty, or the position of the first item that is not read. Lua limits the number of values
+# that `unpack` returns, so the items are read in groups of 1,000.
 READ_ITEMS = Script(
     """
 local key, items, order = unpack(KEYS)
-local after, limit, newest_first = arg(), tonumber(arg()), arg() == '1'
+local after, limit, newest_first, upto = arg(), tonumber(arg()), arg() == '1', arg()
 if redis.call('EXISTS', key) == 0 then return {'missing'} end
+local end_rank = redis.call('ZCARD', order)
+local hidden = upto == '' and 0 or redis.call('ZCOUNT', order, upto, '+inf')
 local first = 0
+if newest_first then first = hidden else end_rank = end_rank - hidden end
 if after ~= '' then
   local rank = redis.call(newest_first and 'ZREVRANK' or 'ZRANK', order, string.sub(after, 2))
   if not rank then return {'missing'} end
-  first = rank + 1
+  first = math.max(first, rank + 1)
 end
-if limit == 0 then return {'ok', {}} end
-local last = limit < 0 and -1 or first + limit - 1
+local last = limit < 0 and end_rank - 1 or math.min(first + limit, end_rank) - 1
+if last < first then return {'ok', {}} end
 local ids = redis.call(newest_first and 'ZREVRANGE' or 'ZRANGE', order, first, last)
 local found = {}
 for from = 1, #ids, 1000 do

@@ -281,8 +281,9 @@ class SqliteStore(SqliteAccess):
         after: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        upto: int | None = None,
     ) -> tuple[StoredItem, ...] | None:
-        return await self._read(conversations.items, tenant, conversation, after, limit, newest_first)
+        return await self._read(conversations.items, tenant, conversation, after, limit, newest_first, upto)
 
     async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
         return await self._read(conversations.item, tenant, conversation, item)

@@ -121,7 +121,7 @@ def append(
 
 def head(act: Transaction, tenant: str, conversation: str) -> StoredConversation | None:
     row = act.db.execute(
-        "SELECT head, revision FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
+        "SELECT head, revision, upto FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, conversation, act.now),
     ).fetchone()
     return row and codec.decode_conversation(*row)
@@ -157,7 +157,13 @@ AFTER = {
 
 
 def items(
-    act: Transaction, tenant: str, conversation: str, after: str | None, limit: int | None, newest_first: bool
+    act: Transaction,
+    tenant: str,
+    conversation: str,
+    after: str | None,
+    limit: int | None,
+    newest_first: bool,
+    upto: int | None,
 ) -> tuple[StoredItem, ...] | None:
     if head(act, tenant, conversation) is None:
         return None
@@ -168,10 +174,10 @@ def items(
         if start is None:
             return None
     rows = act.db.execute(
-        "SELECT data FROM conversation_items WHERE tenant = ? AND conversation = ? AND "  # noqa: S608
+        "SELECT data FROM conversation_items WHERE tenant = ? AND conversation = ? AND position < ? AND "  # noqa: S608
         + AFTER[newest_first]
         + " LIMIT ?",
-        (tenant, conversation, start, -1 if limit is None else limit),
+        (tenant, conversation, (1 << 62) if upto is None else upto, start, -1 if limit is None else limit),
     )
     return tuple(codec.decode_item(row[0]) for row in rows)
 

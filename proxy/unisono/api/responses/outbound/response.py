@@ -111,6 +111,8 @@ class ResponseFrame:
     first_day: str = ""
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
+    # Number of items that were added to the conversation before the response.
+    seen: int | None = None
     include: frozenset[str] = frozenset()
     # Results of the browser in earlier responses.
     browsed: tuple[str, ...] = ()
@@ -137,6 +139,7 @@ class ResponseFrame:
             request=self.request,
             ancestors=self.ancestors,
             conversation=self.conversation,
+            seen=self.seen,
             **more,
         )
 
