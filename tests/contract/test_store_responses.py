@@ -342,6 +342,41 @@ async def test_state_expires_after_its_retention_time(factory: StoreFactory) -> 
     assert await store.conversation_items("ann", chat.id) == ()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_conversation", [False, True], ids=["chain", "branch of a conversation"])
+async def test_a_new_response_renews_the_responses_that_it_continues(
+    factory: StoreFactory, in_conversation: bool
+) -> None:
+    store = await factory.open(Retention(response_s=1.0, conversation_s=1.0))
+    chat = conversation()
+    await store.create_conversation("ann", chat, EVERY_ITEM)
+    first = response(status=Status.COMPLETED, conversation=chat.id if in_conversation else None)
+    chain, other = [first], replace(first, id=response().id, input=(said("alone"),))
+    for one in (first, other):
+        await store.create("ann", one)
+    for _ in range(3):
+        await asyncio.sleep(0.6)
+        ancestors = tuple(one.id for one in chain)
+        chain.append(response(status=Status.COMPLETED, input=(said("more"),), ancestors=ancestors))
+        await store.create("ann", chain[-1])
+        assert await store.responses("ann", [one.id for one in chain]) == tuple(chain)
+        assert await store.item("ann", first.input[0].id) == first.input[0]
+    assert await store.responses("ann", [other.id]) == (None,)
+    assert (await store.conversation_items("ann", chat.id) == EVERY_ITEM) is in_conversation
+    await asyncio.sleep(1.2)
+    assert await store.responses("ann", [one.id for one in chain]) == (None,) * 4
+
+
+async def test_a_deleted_ancestor_stays_deleted(factory: StoreFactory) -> None:
+    store = await factory.open()
+    first = response(status=Status.COMPLETED)
+    await store.create("ann", first)
+    assert await store.delete_response("ann", first.id)
+    second = response(status=Status.COMPLETED, input=(said("more"),), ancestors=(first.id,))
+    await store.create("ann", second)
+    assert await store.responses("ann", [first.id, second.id]) == (None, second)
+
+
 async def test_new_owner_can_check_that_the_log_is_complete(factory: StoreFactory) -> None:
     store = await factory.open()
     in_progress = response()

@@ -282,3 +282,18 @@ async def test_locked_file_delays_no_read_and_each_write_only_once(
     finally:
         other.close()
         await store.aclose()
+
+
+@pytest.mark.parametrize(("continued_at", "is_renewed"), [(9.0, False), (11.0, True)])
+async def test_an_ancestor_is_renewed_unless_most_of_its_time_is_left(continued_at: float, is_renewed: bool) -> None:
+    now = 0.0
+    store = SqliteStore(None, Retention(response_s=100), clock=lambda: now)
+    await store.start()
+    first = response(status=Status.COMPLETED)
+    await store.create("ann", first)
+    now = continued_at
+    await store.create("ann", response(status=Status.COMPLETED, input=(said("more"),), ancestors=(first.id,)))
+    now = 101.0
+    assert await store.responses("ann", [first.id]) == (first if is_renewed else None,)
+    assert await store.item("ann", first.input[0].id) == (first.input[0] if is_renewed else None)
+    await store.aclose()

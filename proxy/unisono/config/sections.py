@@ -174,7 +174,8 @@ class StoreSettings(Section):
     By default a SQLite file in the user's data folder. Several gateways with the same state need a shared Redis. The
     address is treated as secret, because it may contain a password."""
     ttl_s: Seconds = 30 * 86400.0
-    """Time for which responses and conversations are kept after their last change, in seconds."""
+    """Time for which responses and conversations are kept after their last change, in seconds.
+    A stored response that continues others counts as a change of these, unless nine tenths of their time are left."""
     log_ttl_s: Seconds = 600.0
     """Time for which the events of a finished response can be streamed again, in seconds."""
     deadline_s: Seconds = 0.25

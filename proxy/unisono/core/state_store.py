@@ -155,8 +155,8 @@ class BackgroundRun:
 class Retention:
     """Seconds for which state is stored after its last write.
 
-    All items of a conversation are stored equally long. `log_s` applies to the log of a finished response, and `key_s`
-    to idempotency keys.
+    A new response renews its ancestors with their conversation. All items of a conversation are stored equally long.
+    `log_s` applies to the log of a finished response, and `key_s` to idempotency keys.
     """
 
     response_s: float = 30 * 86400.0

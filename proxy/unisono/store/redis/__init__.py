@@ -42,6 +42,7 @@ from unisono.store.redis.request_records import RedisRequests
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.server_checks import check_servers
 from unisono.store.redis.traces import RedisTraces
+from unisono.store.renewal import MIN_LEFT
 from unisono.store.write_errors import refusal
 
 METADATA_TRIES = 5
@@ -141,8 +142,35 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
         pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
+        if new and response.ancestors:
+            pointers += await self._renewals(tenant, response.ancestors)
         if pointers:
             await self._link.write(*pointers)
+
+    async def _renewals(self, tenant: str, ancestors: Sequence[str]) -> list[Command]:
+        """Return the commands that renew responses with their pointers and their conversation.
+
+        Responses that were renewed recently are left out.
+        """
+        ttl, conversation_ttl = milliseconds(self._retention.response_s), milliseconds(self._retention.conversation_s)
+        named = [keys.response(tenant, ancestor, ancestor)[0] for ancestor in ancestors]
+        # Only the first response of a chain may belong to a conversation. Its pointer expires together with it.
+        pointer_left, *left = await self._link.read(
+            ("PTTL", keys.anchor(tenant, ancestors[0])), *(("PTTL", name) for name in named)
+        )
+        left[0] = max(left[0], pointer_left)
+        due = [ancestor for ancestor, left_ms in zip(ancestors, left, strict=True) if left_ms < MIN_LEFT * ttl]
+        commands: list[Command] = []
+        for response in await self.responses(tenant, due):
+            if response is None:
+                continue
+            items = response.input + response.output
+            kept = [keys.response(tenant, response.anchor, response.id)[0], keys.anchor(tenant, response.id)]
+            commands += [("PEXPIRE", name, ttl) for name in (*kept, *(keys.place(tenant, item.id) for item in items))]
+            if response.conversation is not None:
+                talk = keys.conversation(tenant, response.conversation)
+                commands += [("PEXPIRE", name, conversation_ttl) for name in talk]
+        return commands
 
     async def _encoded(self, response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
         if len(response.input) + len(response.output) < OFF_LOOP_ITEMS:

@@ -141,6 +141,13 @@ def set_metadata(
     return changed
 
 
+def renew(act: Transaction, tenant: str, conversation: str) -> None:
+    act.db.execute(
+        "UPDATE conversations SET expires = ? WHERE tenant = ? AND id = ? AND expires > ?",
+        (act.now + act.retention.conversation_s, tenant, conversation, act.now),
+    )
+
+
 def _position(act: Transaction, tenant: str, conversation: str, item: str) -> int | None:
     row = act.db.execute(
         "SELECT position FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",

@@ -9,6 +9,7 @@ from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
 from unisono.store.codec import UNLIMITED
+from unisono.store.renewal import MIN_LEFT
 from unisono.store.sqlite import conversations
 from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease
@@ -48,6 +49,32 @@ def save(
     _write(act, tenant, response, new, parts)
     _extend_log(act, tenant, response.id, log)
     _append(act, tenant, response)
+    if new:
+        _renew(act, tenant, response.ancestors)
+
+
+def _renew(act: Transaction, tenant: str, ancestors: Sequence[str]) -> None:
+    """Renew responses, their items and their conversation, except recently renewed ones."""
+    kept_s = act.retention.response_s
+    due = [
+        ancestor
+        for ancestor in ancestors
+        if act.db.execute(
+            "SELECT 1 FROM responses WHERE tenant = ? AND id = ? AND expires BETWEEN ? AND ?",
+            (tenant, ancestor, act.now, act.now + MIN_LEFT * kept_s),
+        ).fetchone()
+    ]
+    expires = act.now + kept_s
+    for response in read(act, tenant, due):
+        if response is None:
+            continue
+        act.db.execute("UPDATE responses SET expires = ? WHERE tenant = ? AND id = ?", (expires, tenant, response.id))
+        act.db.executemany(
+            "UPDATE places SET expires = ? WHERE tenant = ? AND item = ? AND response = ?",
+            [(expires, tenant, item.id, response.id) for item in response.input + response.output],
+        )
+        if response.conversation is not None:
+            conversations.renew(act, tenant, response.conversation)
 
 
 def _write(
