@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.scripted import ANSWER, CONVERSATION, IDS, TEXT, THOUGHT, Runner, Scripted, Step
 from tests.harmony.fold import check_lifecycle, items_of
-from tests.harmony.recoveries import C, F, R
+from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
@@ -50,6 +50,29 @@ async def test_a_stop_string_matches_in_an_opened_answer(
     assert items_of(outcome.events) == (R("Hm."), F("one "))
     assert outcome.finished.stop_sequence == "END"
     assert outcome.finished.reason is FinishReason.STOP
+
+
+AFTER_THE_STOP: dict[str, str] = {
+    "unfinished call": '<|channel|>commentary to=functions.f<|message|>{"a":1}<|endoftext|>',
+    "call cut off": '<|channel|>commentary to=functions.f<|message|>{"a":',
+    "complete call": '<|channel|>commentary to=functions.f<|message|>{"a":1}<|call|>',
+    "answer": "<|channel|>final<|message|>three<|return|>",
+}
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 1000])
+@pytest.mark.parametrize("after", AFTER_THE_STOP.values(), ids=AFTER_THE_STOP)
+async def test_output_after_a_stop_string_does_not_change_the_answer(
+    after: str, per_chunk: int, encoding: Encoding
+) -> None:
+    before = "<|channel|>commentary<|message|>one END"
+    backend = Scripted(encoding, [Step(f"{before} two<|end|><|start|>assistant{after}")], per_chunk=per_chunk)
+    outcome = await Runner(encoding, backend).ask(stop=("END",))
+    assert items_of(outcome.events) == (P("one "),)
+    assert outcome.finished.usage.completion_tokens == len(encoding.encode_as_server(before))
+    assert outcome.finished.reason is FinishReason.STOP
+    assert not outcome.finished.cut_call
+    assert (outcome.report.recoveries, outcome.report.unmet) == ([], "")
 
 
 async def test_max_tokens_applies_to_all_steps_together(encoding: Encoding) -> None:
