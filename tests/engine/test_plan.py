@@ -255,6 +255,13 @@ CALLS: dict[str, Case] = {
         ],
         rules=(TOOL_NOT_ALLOWED,),
     ),
+    "tool not allowed, called again after the answer": Case(
+        turn(AllowedTools(frozenset({"add"}))),
+        [*[WEATHER + "{}<|call|>"] * 2, "It rains.<|end|>" + S + WEATHER + "{}<|call|>"],
+        (F("It rains."), F("get_weather({})")),
+        [refused, refused + FINAL],
+        rules=(TOOL_NOT_ALLOWED,),
+    ),
 }
 
 FORMED: dict[str, Case] = {

@@ -39,6 +39,7 @@ from unisono.engine.interventions.prompt_edit import (
     StepInterventions,
     ToolNaming,
     header_for,
+    no_such_tool,
 )
 from unisono.engine.interventions.requirements import Duty, Obligations, OutputRequirements
 from unisono.harmony.encoding import Encoding
@@ -282,15 +283,17 @@ class InterventionController:
         """Choose the edit after a call that must not be emitted as a call.
 
         The first time, the call stays in the prompt with an error result that the model can read. The second time, an
-        answer is opened if the tool is not allowed or the answer still needs its required form. In all other cases, the
-        call becomes the text of the answer.
+        answer is opened if the tool is not allowed and no answer was opened before, or if the answer still needs its
+        required form. In all other cases, the call becomes the text of the answer.
         """
+        can_answer = rule == TOOL_NOT_ALLOWED and not self.step.is_answering
         if rule not in self.step.refusals and not self.is_spent:
             self.step.refusals |= {rule}
-            tools = self.requirements.tools
-            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else tools.no_such_tool(at.header, self.found)
+            available = (*self.requirements.tools.offered, *self.found)
+            is_declared = rule == TOOL_NOT_ALLOWED
+            result = NOT_AVAILABLE if is_declared else no_such_tool(at.header.recipient.full_name, available)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
-        elif not self.is_spent and (rule == TOOL_NOT_ALLOWED or self.obligations.form is Duty.OWED):
+        elif not self.is_spent and (can_answer or self.obligations.form is Duty.OWED):
             self._open_answer(at.start, rule=rule)
         else:
             self.has_call_as_text = self.step.is_answering = True

@@ -94,7 +94,8 @@ class BodyAction(TableKey):
 
     EMIT = auto()
     REGENERATE = auto()  # generate the message again; after the last attempt, emit the first attempt
-    # Give the model an error result for the call. The second time, open the answer, or emit the call as text.
+    # Give the model an error result for the call. The second time, open the answer. If an answer was opened before, or
+    # the tool is not declared, emit the call as text.
     REFUSE = auto()
 
 

@@ -7,11 +7,12 @@ another replica continues the answer from a journal. No I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
+from unisono.core.close_matches import close_matches
 from unisono.core.conversation import Tokens
 from unisono.core.frozen import dataclass
 from unisono.core.generation import (
@@ -211,6 +212,21 @@ class PromptEdit:
 NO_EDIT: Final = PromptEdit()
 
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
+MAX_LISTED_TOOLS: Final = 30  # number of tools listed in the error result for a call to an undeclared tool
+
+
+def no_such_tool(recipient: str, available: Iterable[str]) -> str:
+    """Return the error result for a call to an undeclared tool.
+
+    The text lists the `available` recipients, the most similar names first.
+    """
+    name = recipient.removeprefix(FUNCTIONS)
+    names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys(available)]
+    close = close_matches(name, names, min_similarity=0.5)
+    listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
+    if not listed:
+        return f"There is no tool '{name}', and there are no other tools. Answer without tools."
+    return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
 
 
 @dataclass(slots=True)

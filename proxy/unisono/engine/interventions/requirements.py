@@ -12,7 +12,6 @@ from enum import Enum, auto
 from functools import cached_property, lru_cache
 from typing import Final
 
-from unisono.core.close_matches import close_matches
 from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
@@ -27,7 +26,6 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
-MAX_LISTED_TOOLS: Final = 30  # number of tools listed in the error result for a call to an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -99,19 +97,6 @@ class ToolRequirements:
         # For an unknown tool of a server, the model gets an error result, as for any invalid call to a server tool.
         label, separator, _ = recipient.removeprefix(FUNCTIONS).partition(SEPARATOR)
         return not (separator and label in (self.servers or ()))
-
-    def no_such_tool(self, header: Header, found: Iterable[str]) -> str:
-        """Return the error result for a call to an undeclared tool.
-
-        The text lists the tools that may be called, the most similar names first. `found`: functions found by searches.
-        """
-        name = header.recipient.full_name.removeprefix(FUNCTIONS)
-        names = [tool.removeprefix(FUNCTIONS) for tool in dict.fromkeys((*self.offered, *found))]
-        close = close_matches(name, names, min_similarity=0.5)
-        listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
-        if not listed:
-            return f"There is no tool '{name}', and there are no other tools. Answer without tools."
-        return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
 
 
 @dataclass(frozen=True)  # without slots, because `cached_property` needs a `__dict__`
