@@ -151,14 +151,22 @@ def test_a_tool_in_a_namespace_is_found_by_either_name() -> None:
         assert request.answer.choice == ForcedCalls(frozenset({"crm__find"}))
 
 
-def test_a_prefilled_answer_ignores_tool_choice_and_response_format() -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+PREFILLED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+
+
+def test_a_prefilled_answer_ignores_forced_calls_and_response_format() -> None:
     fields = {"tool_choice": "required", "response_format": {"type": "json_object"}}
-    generation = chat(**CLIENT_TOOLS, **fields, messages=messages)
+    generation = chat(**CLIENT_TOOLS, **fields, messages=PREFILLED)
     assert generation.notes == (
-        "tool_choice: no effect, because the client started the answer",
+        "tool_choice: requires no call, because the client started the answer",
         "response_format: no effect, because the client started the answer",
     )
+
+
+def test_allowed_tools_have_an_effect_on_a_prefilled_answer() -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    assert chat(**CLIENT_TOOLS, tool_choice=choice, messages=PREFILLED).notes == ()
 
 
 BUDGETS: dict[str, tuple[dict[str, Any], int | None]] = {

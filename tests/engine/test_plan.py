@@ -262,6 +262,26 @@ CALLS: dict[str, Case] = {
         [refused, refused + FINAL],
         rules=(TOOL_NOT_ALLOWED,),
     ),
+    "tool not allowed, with the beginning of the answer": Case(
+        turn(AllowedTools(frozenset({"add"})), replace(CONVERSATION, prefill="It")),
+        [" rains.<|end|>" + S + WEATHER + "{}<|call|>", FINAL + "Now.<|return|>"],
+        (F(" rains."), F("Now.")),
+        [" rains.<|end|>" + S + refused],
+        rules=(TOOL_NOT_ALLOWED,),
+    ),
+    "named tool, other tool called after the beginning of the answer": Case(
+        turn(NAMED, replace(CONVERSATION, prefill="It")),
+        [" rains.<|end|>" + S + ADD + "{}<|call|>", WEATHER + PARIS + "<|call|>"],
+        (F(" rains."), CALLED),
+        [" rains.<|end|>" + S + refused.replace("get_weather", "add")],
+        rules=(TOOL_NOT_ALLOWED,),
+    ),
+    "any tool, with the beginning of the answer": Case(
+        turn(ANY, replace(CONVERSATION, prefill="It")),
+        [" rains.<|end|>" + S + ADD + "{}<|call|>"],
+        (F(" rains."), C("add", "{}")),
+        [],
+    ),
 }
 
 FORMED: dict[str, Case] = {

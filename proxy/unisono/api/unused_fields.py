@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
-from unisono.engine.request import GenerationRequest
+from unisono.engine.request import ForcedCalls, GenerationRequest
 from unisono.errors import UnsupportedValue
 
 MAX_NOTES = 32
@@ -42,12 +42,17 @@ def noted_fields(notes: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(match[1] for match in found if match is not None))
 
 
-def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:
-    """Yield notes on fields that have no effect because the client wrote the answer's beginning."""
-    if request.conversation.prefill is not None:
-        yield from (
-            f"{name}: no effect, because the client started the answer" for name, value in fields.items() if value
-        )
+def notes_on_prefill(request: GenerationRequest, *, choice_at: str, form_at: str) -> Iterator[str]:
+    """Yield notes on requirements without effect because the client began the answer.
+
+    `choice_at` and `form_at` are the paths of the fields with the tool choice and the answer's form.
+    """
+    if request.conversation.prefill is None:
+        return
+    if isinstance(request.answer.choice, ForcedCalls):
+        yield f"{choice_at}: requires no call, because the client started the answer"
+    if request.answer.form is not None:
+        yield f"{form_at}: no effect, because the client started the answer"
 
 
 # Fields with the history. Their items are converted one by one, which adds notes on unused fields of the items.

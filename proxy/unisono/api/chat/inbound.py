@@ -220,9 +220,7 @@ def _notes_on(
         notes.append(
             "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
         )
-    if generation_request.conversation.prefill is not None:
-        answer = generation_request.answer
-        notes += notes_on_prefill(generation_request, {choice_at: answer.choice, "response_format": answer.form})
+    notes += notes_on_prefill(generation_request, choice_at=choice_at, form_at="response_format")
     return notes
 
 

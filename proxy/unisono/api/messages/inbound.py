@@ -336,9 +336,7 @@ def _notes_on(
     hosting = generation_request.server_tools
     yield from notes_on(request.tools or (), hosted, is_bounded=hosting is not None and hosting.max_calls is not None)
     yield from _notes_on_running(request, generation_request)
-    yield from notes_on_prefill(
-        generation_request, {"tool_choice": generation_request.answer.choice, form_at: generation_request.answer.form}
-    )
+    yield from notes_on_prefill(generation_request, choice_at="tool_choice", form_at=form_at)
 
 
 def _notes_on_running(request: MessagesInput, generation_request: GenerationRequest) -> Iterator[str]:

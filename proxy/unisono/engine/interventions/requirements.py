@@ -268,9 +268,12 @@ def requirements_of(
     the names of tools that are declared only after a search finds them.
     """
     answer, conversation = request.answer, request.conversation
-    # If the client began the answer itself (prefill), no call and no form is required.
+    # If the client began the answer itself (prefill), no call and no form is required. The model may still call only
+    # the named tools.
     free = conversation.prefill is None
-    choice = answer.choice if answer.calls_allowed and free else None
+    choice = answer.choice if answer.calls_allowed else None
+    if not free and isinstance(choice, ForcedCalls):
+        choice = None if choice == ForcedCalls() else AllowedTools(choice.tools or frozenset(), choice.hosted)
     is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
     form = answer.form if free else None
     hold_form = answer.hold_form or answer.whole
