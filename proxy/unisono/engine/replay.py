@@ -123,6 +123,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
         record["found"] = [*found]
     record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
     record["form"] = None if request.answer.form is None else _form(request.answer.form)
+    record["keeps_preambles"] = request.answer.keeps_preambles
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
     if request.raw is not None:
         record["raw"] = True
@@ -158,6 +159,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 disabled_rules=frozenset(record["unmended"]),
                 choice=None if record["choice"] is None else _to_choice(record["choice"]),
                 form=None if record["form"] is None else _to_form(record["form"]),
+                keeps_preambles=record.get("keeps_preambles", True),
             ),
         )
     except (KeyError, TypeError, ValueError) as error:

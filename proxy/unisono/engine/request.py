@@ -175,6 +175,7 @@ class AnswerOptions:
     # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
+    keeps_preambles: bool = False  # with `form`: emit preambles as texts. Otherwise, they become reasoning
     # Largest number of analysis tokens in the whole answer. After that, the model has to answer or to call a tool.
     reasoning_budget: int | None = None
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
@@ -205,8 +206,7 @@ class PromptOptions:
     """Options for the prompt of a conversation."""
 
     truncate: bool = False  # drop the oldest items of the conversation if they leave no room for an answer
-    # The last item asks for a summary of the other items. With `truncate`, long texts are shortened if dropping items
-    # is not enough.
+    # The last item asks for a summary of the other items. With `truncate`, long texts may be shortened too.
     for_summary: bool = False
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
     records_prompts: bool = False  # include the prompts in the facts of the steps

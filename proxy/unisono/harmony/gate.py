@@ -57,6 +57,10 @@ class Gate(Protocol):
         """Return False to stop reading before the message. No part of the message was emitted."""
         ...
 
+    def is_aside(self, header: Header) -> bool:
+        """Return whether a text with this header is emitted as reasoning, not as text."""
+        ...
+
     def is_buffered(self, header: Header) -> bool:
         """Return whether a text or a call with this header is emitted only when it is complete."""
         ...

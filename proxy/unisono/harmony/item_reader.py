@@ -87,6 +87,8 @@ class ItemFactory:
             return ToolCall(self._items, self._calls, self._new_call_id(), name)
         if header.recipient.kind is not RecipientKind.NONE or header.channel == ANALYSIS:
             return Reasoning(self._items)
+        if self._gate is not None and self._gate.is_aside(header):
+            return Reasoning(self._items)
         return Text(self._items, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
 
     def count(self, item: Item) -> None:

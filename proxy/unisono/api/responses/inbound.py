@@ -250,6 +250,7 @@ def with_output_requirements(
         calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
         form=form,
+        keeps_preambles=True,  # as messages with a phase of their own
         reasoning_budget=smallest((own_budget, rules.reasoning_budget)),
     )
     return replace(generation_request, answer=answer)

@@ -183,6 +183,14 @@ class MessageGate:
             return True
         return act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
 
+    def is_aside(self, header: Header) -> bool:
+        if not self._has_form or header.is_call:
+            return False
+        # Only one message has the form. Clients would parse any other text as a part of it.
+        message = self._obligations.message_kind(header)
+        is_preamble = message is MessageKind.PREAMBLE and not self._requirements.keeps_preambles
+        return is_preamble or (message is MessageKind.ANSWER and not self._obligations.has_form(message))
+
     def is_buffered(self, header: Header) -> bool:
         if not (header.is_call or self._has_form):
             return False
