@@ -82,6 +82,20 @@ async def harness(browser: str) -> AsyncIterator[Harness]:
         yield Harness(running, fake)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_search_without_hits_is_restored(harness: Harness, stream: bool) -> None:
+    harness.say(SEARCH.replace("capital France", "zzzqqq"), answers("Nothing."), answers("Sorry."))
+    question = {"role": "user", "content": "What is the capital of France?"}
+    fields: dict[str, Any] = {"tools": [WEB], "stream": stream}
+    first = await harness.send([question], **fields)
+    [result] = [block for block in first["content"] if block["type"] == "web_search_tool_result"]
+    assert result["content"] == []
+    after_the_search = harness.prompts[1]
+    second = await harness.send([question, {"role": "assistant", "content": first["content"]}, question], **fields)
+    assert harness.prompts[-1].startswith(after_the_search)
+    assert second["unisono"].get("notes") is None
+
+
 @pytest.mark.sampled(one_in=3)
 @every_form
 async def test_a_paused_answer_continues_after_its_last_token(

@@ -260,6 +260,14 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
         [QUESTION, assistant(*SEALED_WEB, text("It is so.")), QUESTION],
         [UserMessage("Hi"), SEARCHED, FOUND, AssistantMessage("It is so."), UserMessage("Hi")],
     ),
+    "a search without hits": (
+        [
+            QUESTION,
+            assistant(WEB[0], {**WEB[1], "content": [], SEALED: SEALER.seal(TENANT, [SEARCHED, FOUND])}),
+            QUESTION,
+        ],
+        [UserMessage("Hi"), SEARCHED, FOUND, UserMessage("Hi")],
+    ),
     "a result in an assistant message": (
         [QUESTION, assistant(USE, result("toolu_1", content="seen")), QUESTION],
         [UserMessage("Hi"), CALL, ToolResult("call_1", "look", "seen"), UserMessage("Hi")],

@@ -139,6 +139,16 @@ CALLS: dict[str, tuple[list[Event], Json, Json]] = {
         {"name": "web_search", "input": {"query": "x"}},
         {"type": "web_search_tool_result"},
     ),
+    "a search without hits": (
+        server_call("browser", "search", '{"query":"x"}', ToolOutcome("none", structured={"results": []})),
+        {"name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "content": []},
+    ),
+    "a search on a server that returns text": (
+        server_call("browser", "search", '{"query":"x"}', ToolOutcome("found")),
+        {"name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "content": []},
+    ),
     "an opened page": (
         server_call("browser", "open", '{"id":0}', ToolOutcome("text", structured={"url": "u", "title": "t"})),
         {"name": "web_fetch", "input": {"id": 0}},
@@ -162,7 +172,7 @@ def test_server_tool_calls_are_followed_by_their_sealed_results(events: list[Eve
     use_block, result_block = contents([*events, finished()])
     assert use_block == {"type": "server_tool_use", "id": "srvtoolu_h", **use}
     assert result_block.items() >= {**result, "tool_use_id": "srvtoolu_h"}.items()
-    content = result_block["content"]
+    content = result_block["content"] or result_block
     sealed = (content[0] if isinstance(content, list) else content)["encrypted_content"]
     [ran] = [event for event in events if isinstance(event, Ran)]
     arguments = next(event.text for event in events if isinstance(event, Closed))

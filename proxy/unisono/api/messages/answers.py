@@ -54,6 +54,7 @@ class AnsweredToolResult(AnswerModel):
     tool_use_id: str
     is_error: bool = ABSENT
     content: Any
+    encrypted_content: str = ABSENT
 
 
 class AnsweredCompaction(AnswerModel):

@@ -71,10 +71,14 @@ class ServerUseBlock(ContentBlock):
 
 
 class ServerResultBlock(ContentBlock):
-    """The result of a server tool call. The form of `content` depends on the tool."""
+    """The result of a server tool call. The form of `content` depends on the tool.
+
+    `encrypted_content` is the sealed result of a search without hits, whose `content` has no place for it.
+    """
 
     tool_use_id: Id
     content: Any = None
+    encrypted_content: Any = None
 
 
 class SearchResultBlock(ContentBlock):

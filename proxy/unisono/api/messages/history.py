@@ -326,7 +326,7 @@ class HistoryReader:
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the call and the result that this gateway sealed in a result block, or None."""
-        sealed = sealed_in(block.content)
+        sealed = sealed_in(block)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
         if items is None or len(items) != 2:
             return None

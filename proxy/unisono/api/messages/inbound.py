@@ -316,7 +316,7 @@ def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | Non
     if seals is None:
         return ""
     blocks = (block for message in reversed(request.messages) for block in reversed(message.content))
-    results = (sealed_in(block.content) for block in blocks if isinstance(block, ServerResultBlock))
+    results = (sealed_in(block) for block in blocks if isinstance(block, ServerResultBlock))
     return next(filter(None, (seals.session(tenant, sealed) for sealed in results if sealed)), "")
 
 

@@ -12,7 +12,7 @@ from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
 from unisono.api.media import LINE
 from unisono.api.messages.answers import MCP_SERVERS, SERVERS, gateway_id
 from unisono.api.messages.client_tools import client_tool
-from unisono.api.messages.content_blocks import FILES
+from unisono.api.messages.content_blocks import FILES, ServerResultBlock
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
 from unisono.api.messages.mcp_servers import TOOLSET
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
@@ -289,6 +289,8 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         "type": f"{name}_tool_result",
         "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
         "content": content,
+        # A search without hits has no result that could contain the seal.
+        **({} if content else {SEALED: sealed}),
     }
 
 
@@ -324,10 +326,11 @@ def _text(value: Json) -> str:
     return value if isinstance(value, str) else ""
 
 
-def sealed_in(content: Any) -> str:
+def sealed_in(block: ServerResultBlock) -> str:
     """Return the sealed text in a result that a client sent back, or "" if there is none."""
+    content = block.content
     first = content[0] if isinstance(content, list) and content else content
-    sealed = first.get(SEALED) if isinstance(first, dict) else None
+    sealed = first.get(SEALED) if isinstance(first, dict) else block.encrypted_content
     return sealed if isinstance(sealed, str) else ""
 
 
