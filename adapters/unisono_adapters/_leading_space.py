@@ -34,7 +34,6 @@ from unisono.core.generation import (
     FinishReason,
     OutputForm,
     Prompt,
-    Sampling,
 )
 from unisono.errors import CannotGoOn
 from unisono.harmony.encoding import Encoding, load_encoding
@@ -147,7 +146,7 @@ async def _first(
             job,
             prompt=prompt,
             max_tokens=len(again) + min(PROBE_TOKENS, job.max_tokens),
-            sampling=_with_next_seed(job.sampling, number),
+            sampling=job.sampling.with_next_seed(number),
         )
         fold = _DocumentFold(wire.failures)
         written.record(prompt)
@@ -269,19 +268,9 @@ def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> Completio
         job,
         prompt=Prompt([*job.prompt.tokens, *first.ids], job.prompt.text + first.text),
         max_tokens=job.max_tokens - len(first.ids),
-        sampling=_with_next_seed(job.sampling, len(first.ids)),
+        sampling=job.sampling.with_next_seed(len(first.ids)),
         timeouts=replace(job.timeouts, total_s=job.timeouts.total_s - spent_s),
     )
-
-
-def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
-    """Return the options with `number` added to the seed.
-
-    Each request needs a seed of its own, because the same seed would produce the same random numbers.
-    """
-    if sampling.seed is None or not number:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + number) % 2**63)
 
 
 class _DocumentFold:

@@ -13,7 +13,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.request_options import EFFORTS
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
-from unisono.core.generation import Sampling
+from unisono.core.generation import VOCABULARY, Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
 USER = {"role": "user", "content": "Hi"}
@@ -479,9 +479,11 @@ def test_sampling_has_the_requested_values_and_defaults() -> None:
         "repetition_penalty": 1.1,
         "seed": -7,
     }
-    expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
+    expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, 2**63 - 7, {17: -100.0, 201087: 5.0})
     assert generation_of(**requested, logit_bias={"17": -100, "201087": 5}).request.answer.sampling == expected
-    assert generation_of(top_k=-1).request.answer.sampling.top_k == 0
+    for off in (-1, 0, VOCABULARY):
+        assert generation_of(top_k=off).request.answer.sampling.top_k == 0
+    assert generation_of(top_k=VOCABULARY - 1).request.answer.sampling.top_k == VOCABULARY - 1
 
 
 @pytest.mark.parametrize(
@@ -509,11 +511,13 @@ def test_switches_reach_the_generation_request() -> None:
     assert generation_of().request.answer.hold_calls
 
 
-def test_choices_differ_in_seed_and_request_id_only() -> None:
-    generation = generation_of(n=3, seed=2**63 - 1)
+@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 1, 2, 2**63 - 1])
+def test_choices_differ_in_seed_and_request_id_only(seed: int) -> None:
+    generation = generation_of(n=3, seed=seed)
     requests = [generation.request_of(index) for index in range(generation.choices)]
     assert len({request.origin.request_id for request in requests}) == 3
     assert len({request.answer.sampling.seed for request in requests}) == 3
-    assert all(-(2**63) <= (request.answer.sampling.seed or 0) < 2**63 for request in requests)
+    # Backends reject negative seeds, or read -1 as no seed.
+    assert all(0 <= (request.answer.sampling.seed or 0) < 2**63 for request in requests)
     assert len({request.conversation for request in requests}) == 1
     assert {generation_of(n=2).request_of(index).answer.sampling.seed for index in range(2)} == {None}

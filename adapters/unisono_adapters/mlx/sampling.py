@@ -14,7 +14,7 @@ from typing import TypeAlias
 import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from unisono.core.generation import VOCABULARY, Sampling
+from unisono.core.generation import SEEDS, VOCABULARY, Sampling
 
 # mlx has no types; arrays are only passed between mlx functions.
 Sampler: TypeAlias = Callable[[mx.array], mx.array]
@@ -58,7 +58,7 @@ def make_sampler(sampling: Sampling) -> Sampler | None:
     """
     if sampling.temperature < _COLDEST:
         return None
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed % 2**63
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed % SEEDS
     key = mx.random.key(seed)
 
     def sample(logprobs: mx.array) -> mx.array:

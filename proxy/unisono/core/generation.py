@@ -85,12 +85,16 @@ class Prompt:
     text: str | None = None
 
 
+SEEDS: Final = 2**63  # number of possible seeds
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters.
 
-    `top_k` 0 means off. `top_p` 0 permits only the most likely token. Every field is sent with every job, because
-    inference engines have different defaults.
+    `top_k` 0 means off. `top_p` 0 permits only the most likely token. `seed` is less than `SEEDS` and not negative:
+    engines reject negative seeds, or read -1 as no seed. Every field is sent with every job, because inference engines
+    have different defaults.
     """
 
     temperature: float = 1.0
@@ -102,6 +106,13 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def with_next_seed(self, number: int) -> Sampling:
+        """Return the parameters with `number` added to the seed.
+
+        Requests with the same prompt and seed would draw the same random numbers.
+        """
+        return self if self.seed is None or not number else replace(self, seed=(self.seed + number) % SEEDS)
 
     def for_backends(self) -> Sampling:
         """Return parameters with the same effect, but without `top_p` 0.

@@ -132,7 +132,7 @@ def test_fields_reach_the_generation_request() -> None:
 def test_every_choice_of_every_prompt_has_its_own_request() -> None:
     generations = generations_of(prompt=["a", "b"], n=2, seed=5, echo=True, best_of=2)
     assert [request.raw.text for request in generations.requests if request.raw] == ["a", "a", "b", "b"]
-    assert [request.answer.sampling.seed for request in generations.requests] == [5, 4, 5, 4]
+    assert [request.answer.sampling.seed for request in generations.requests] == [5, 6, 5, 6]
     assert [request.origin.request_id for request in generations.requests] == ["req", "req-1", "req-2", "req-3"]
     assert (generations.texts, generations.per_prompt) == (("a", "a", "b", "b"), 2)
 

@@ -93,17 +93,10 @@ class ChatGeneration:
         """
         if index == 0:
             return self.request
-        # A seed is a signed 64-bit integer. The seeds of further choices are closer to zero, so that they do not
-        # overflow.
-        seed = self.request.answer.sampling.seed
-        sampling = (
-            self.request.answer.sampling
-            if seed is None
-            else replace(self.request.answer.sampling, seed=seed - index if seed > 0 else seed + index)
-        )
+        answer = self.request.answer
         return replace(
             self.request,
-            answer=replace(self.request.answer, sampling=sampling),
+            answer=replace(answer, sampling=answer.sampling.with_next_seed(index)),
             origin=replace(self.request.origin, request_id=f"{self.request.origin.request_id}-{index}"),
         )
 

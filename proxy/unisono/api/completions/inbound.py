@@ -128,11 +128,10 @@ def _choice(first: GenerationRequest, position: int, repetition: int) -> Generat
     if position:
         request_id = f"{first.origin.request_id}-{position}"
         first = replace(first, origin=replace(first.origin, request_id=request_id))
-    sampling = first.answer.sampling
-    if repetition and sampling.seed is not None:
-        # With equal seeds, all choices of a prompt would be the same.
-        seed = sampling.seed - repetition if sampling.seed > 0 else sampling.seed + repetition
-        first = replace(first, answer=replace(first.answer, sampling=replace(sampling, seed=seed)))
+    # With equal seeds, all choices of a prompt would be the same.
+    sampling = first.answer.sampling.with_next_seed(repetition)
+    if sampling is not first.answer.sampling:
+        first = replace(first, answer=replace(first.answer, sampling=sampling))
     return first
 
 
