@@ -264,22 +264,22 @@ CALLS: dict[str, Case] = {
     ),
     "tool not allowed, with the beginning of the answer": Case(
         turn(AllowedTools(frozenset({"add"})), replace(CONVERSATION, prefill="It")),
-        [" rains.<|end|>" + S + WEATHER + "{}<|call|>", FINAL + "Now.<|return|>"],
-        (F(" rains."), F("Now.")),
-        [" rains.<|end|>" + S + refused],
+        [" rains in Oslo, and the sun shines in Rome.<|end|>" + S + WEATHER + "{}<|call|>", FINAL + "Now.<|return|>"],
+        (F(" rains in Oslo, and the sun shines in Rome."), F("Now.")),
+        [" rains in Oslo, and the sun shines in Rome.<|end|>" + S + refused],
         rules=(TOOL_NOT_ALLOWED,),
     ),
     "named tool, other tool called after the beginning of the answer": Case(
         turn(NAMED, replace(CONVERSATION, prefill="It")),
-        [" rains.<|end|>" + S + ADD + "{}<|call|>", WEATHER + PARIS + "<|call|>"],
-        (F(" rains."), CALLED),
-        [" rains.<|end|>" + S + refused.replace("get_weather", "add")],
+        [" rains in Oslo, and the sun shines in Rome.<|end|>" + S + ADD + "{}<|call|>", WEATHER + PARIS + "<|call|>"],
+        (F(" rains in Oslo, and the sun shines in Rome."), CALLED),
+        [" rains in Oslo, and the sun shines in Rome.<|end|>" + S + refused.replace("get_weather", "add")],
         rules=(TOOL_NOT_ALLOWED,),
     ),
     "any tool, with the beginning of the answer": Case(
         turn(ANY, replace(CONVERSATION, prefill="It")),
-        [" rains.<|end|>" + S + ADD + "{}<|call|>"],
-        (F(" rains."), C("add", "{}")),
+        [" rains in Oslo, and the sun shines in Rome.<|end|>" + S + ADD + "{}<|call|>"],
+        (F(" rains in Oslo, and the sun shines in Rome."), C("add", "{}")),
         [],
     ),
 }
@@ -312,7 +312,7 @@ FORMED: dict[str, Case] = {
         turn(form=CITY_FORM), [T, PARIS + "<|return|>"], (HM, F(PARIS)), [T + S + FINAL], [JsonSchema(CITY)]
     ),
     "preamble instead of an answer": Case(
-        turn(form=CITY_FORM, keeps_preambles=True),
+        turn(form=replace(CITY_FORM, keeps_preambles=True)),
         [T + S + PREAMBLE + "<|return|>", PARIS + "<|return|>"],
         (HM, P("I look."), F(PARIS)),
         [T + S + PREAMBLE + "<|end|>" + S + FINAL],
@@ -320,7 +320,7 @@ FORMED: dict[str, Case] = {
     ),
     "call instead of an answer": Case(turn(form=CITY_FORM), [WEATHER + "{}<|call|>"], (C("get_weather", "{}"),), []),
     "preamble before the answer, as text": Case(
-        turn(form=CITY_FORM, keeps_preambles=True),
+        turn(form=replace(CITY_FORM, keeps_preambles=True)),
         [PREAMBLE + "<|end|>" + S + FINAL + PARIS + "<|return|>"],
         (P("I look."), F(PARIS)),
         [],

@@ -234,7 +234,7 @@ TURNS: dict[str, GenerationRequest] = {
     "allowed tools": turn(AllowedTools(frozenset({"add"}))),
     "a form": turn(form=CITY_FORM),
     "a held form": turn(form=CITY_FORM, hold_form=True),
-    "a form after preambles": turn(form=CITY_FORM, keeps_preambles=True),
+    "a form after preambles": turn(form=replace(CITY_FORM, keeps_preambles=True)),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
     "a budget": turn(reasoning_budget=4),
     "reasoning budget of zero": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),

@@ -103,7 +103,8 @@ class AnswerForm:
     If `schema` is None, any JSON object has the required form.
 
     If `choices` is not empty, the answer must be one of these texts instead. If `grammar` is not None, the answer must
-    be a text that matches the grammar. `strict` marks a schema that can be enforced exactly.
+    be a text that matches the grammar. `strict` marks a schema that can be enforced exactly. With `keeps_preambles`,
+    preambles are emitted as texts, because the client does not parse them; otherwise, they become reasoning.
     """
 
     name: str = "json"
@@ -112,6 +113,7 @@ class AnswerForm:
     strict: bool = False
     choices: tuple[str, ...] = ()
     grammar: TextGrammar | None = None
+    keeps_preambles: bool = field(default=False, compare=False)
 
     @property
     def is_json(self) -> bool:

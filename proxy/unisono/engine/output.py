@@ -141,22 +141,15 @@ class OutputReader:
         self.transcript.start_step(opening, is_first=not self.items.context.number)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Read more generated tokens and return the events to emit.
-
-        Tokens after the match of a stop string are neither read nor counted.
-        """
-        tokens = share_ids(tokens)
-        if self._stops is None or len(tokens) < 2:
-            return self._feed(tokens)
-        # Otherwise, a message after the match would change the result if the backend sends it in the same chunk.
-        return [event for token in tokens if self.stop_sequence is None for event in self._feed((token,))]
-
-    def _feed(self, tokens: Sequence[int]) -> list[Event]:
-        events = self.transcript.feed(tokens)
+        """Read more generated tokens, up to a stop string, and return the events to emit."""
+        if self._stops is not None:
+            # A message after the match must not change the result if the backend sends it in the same chunk.
+            each = (self.transcript.feed((token,)) for token in share_ids(tokens) if self.stop_sequence is None)
+            return [event for events in each for event in self._emit(events)]
+        events = self.transcript.feed(share_ids(tokens))
         # Nearly always, there is only one delta, which `_record` ignores.
-        if self._filter is None and self._stops is None and len(events) == 1 and type(events[0]) is Delta:
-            return events
-        return self._emit(events)
+        is_delta = self._filter is None and len(events) == 1 and type(events[0]) is Delta
+        return events if is_delta else self._emit(events)
 
     def apply_edit(self) -> list[Event]:
         """Apply the pending prompt edit and return the events to emit."""
@@ -202,8 +195,7 @@ class OutputReader:
         # the call is missing, not cut off.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
         is_cut = (self.transcript.router.cut_call and not is_answered) or self._state.has_cut_tools
-        cut_call = is_cut and stop is None
-        return Finished(reason, added + self.transcript.router.usage, stop, cut_call, paused)
+        return Finished(reason, added + self.transcript.router.usage, stop, is_cut and stop is None, paused)
 
     # -- server tools
 

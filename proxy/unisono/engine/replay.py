@@ -123,7 +123,6 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
         record["found"] = [*found]
     record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
     record["form"] = None if request.answer.form is None else _form(request.answer.form)
-    record["keeps_preambles"] = request.answer.keeps_preambles
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
     if request.raw is not None:
         record["raw"] = True
@@ -159,7 +158,6 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 disabled_rules=frozenset(record["unmended"]),
                 choice=None if record["choice"] is None else _to_choice(record["choice"]),
                 form=None if record["form"] is None else _to_form(record["form"]),
-                keeps_preambles=record.get("keeps_preambles", True),
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -186,6 +184,7 @@ def _form(form: AnswerForm) -> dict[str, Json]:
         "schema": schema,
         "description": form.description,
         "strict": form.strict,
+        "keeps_preambles": form.keeps_preambles,
     }
     if form.choices:
         record["choices"] = [*form.choices]
@@ -203,6 +202,7 @@ def _to_form(record: Mapping[str, Any]) -> AnswerForm:
         record["strict"],
         tuple(record.get("choices", ())),
         None if grammar is None else TextGrammar(**grammar),
+        record.get("keeps_preambles", True),
     )
 
 

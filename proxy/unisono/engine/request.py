@@ -175,7 +175,6 @@ class AnswerOptions:
     # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
-    keeps_preambles: bool = False  # with `form`: emit preambles as texts. Otherwise, they become reasoning
     # Largest number of analysis tokens in the whole answer. After that, the model has to answer or to call a tool.
     reasoning_budget: int | None = None
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off

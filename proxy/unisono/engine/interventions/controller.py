@@ -282,18 +282,16 @@ class InterventionController:
     def _refuse(self, at: Stopped, rule: str) -> None:
         """Choose the edit after a call that must not be emitted as a call.
 
-        The first time, the call stays in the prompt with an error result that the model can read. The second time, an
-        answer is opened if the tool is not allowed and no answer was opened before, or if the answer still needs its
-        required form. In all other cases, the call becomes the text of the answer.
+        The first time, the call stays in the prompt with an error result. The second time, an answer is opened if it
+        still needs its form, or if the tool is not allowed and no answer was opened. Otherwise, the call becomes text.
         """
-        can_answer = rule == TOOL_NOT_ALLOWED and not self.step.is_answering
+        is_barred = rule == TOOL_NOT_ALLOWED
         if rule not in self.step.refusals and not self.is_spent:
             self.step.refusals |= {rule}
-            available = (*self.requirements.tools.offered, *self.found)
-            is_declared = rule == TOOL_NOT_ALLOWED
-            result = NOT_AVAILABLE if is_declared else no_such_tool(at.header.recipient.full_name, available)
+            tools, name = (*self.requirements.tools.offered, *self.found), at.header.recipient.full_name
+            result = NOT_AVAILABLE if is_barred else no_such_tool(name, tools)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
-        elif not self.is_spent and (can_answer or self.obligations.form is Duty.OWED):
+        elif not self.is_spent and (self.obligations.form is Duty.OWED or (is_barred and not self.step.is_answering)):
             self._open_answer(at.start, rule=rule)
         else:
             self.has_call_as_text = self.step.is_answering = True

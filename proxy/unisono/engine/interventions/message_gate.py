@@ -184,11 +184,12 @@ class MessageGate:
         return act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
 
     def is_aside(self, header: Header) -> bool:
-        if not self._has_form or header.is_call:
+        form = self._requirements.form
+        if form is None or header.is_call:
             return False
         # Only one message has the form. Clients would parse any other text as a part of it.
         message = self._obligations.message_kind(header)
-        is_preamble = message is MessageKind.PREAMBLE and not self._requirements.keeps_preambles
+        is_preamble = message is MessageKind.PREAMBLE and not form.keeps_preambles
         return is_preamble or (message is MessageKind.ANSWER and not self._obligations.has_form(message))
 
     def is_buffered(self, header: Header) -> bool:

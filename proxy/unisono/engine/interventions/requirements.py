@@ -105,7 +105,6 @@ class OutputRequirements:
 
     tools: ToolRequirements = field(default_factory=ToolRequirements)
     form: AnswerForm | None = None
-    keeps_preambles: bool = False  # with `form`: preambles are emitted as texts, not as reasoning
     budget: int | None = None  # limit of reasoning tokens
     disabled_rules: frozenset[str] = frozenset()
     hold_form: bool = False  # an answer with the required form is emitted only when it is complete
@@ -282,17 +281,10 @@ def requirements_of(
         plain = _without_tools(answer.calls_allowed, answer.disabled_rules, answer.hold_calls)
         if form is None and answer.reasoning_budget is None:
             return plain
-        return replace(
-            plain,
-            form=form,
-            keeps_preambles=answer.keeps_preambles,
-            budget=answer.reasoning_budget,
-            hold_form=hold_form,
-        )
+        return replace(plain, form=form, budget=answer.reasoning_budget, hold_form=hold_form)
     return OutputRequirements(
         tools=_tool_requirements(request, tools, server_tools, choice, approved, not_found_yet),
         form=form,
-        keeps_preambles=answer.keeps_preambles,
         budget=answer.reasoning_budget,
         disabled_rules=answer.disabled_rules,
         hold_form=hold_form,
