@@ -234,7 +234,7 @@ async def test_missing_deleted_and_foreign_conversations_get_the_same_error(
     await api.ask("DELETE", f"/v1/conversations/{deleted}")
     for conversation in (foreign, deleted, "conv_never"):
         response = await api.ask(method, f"/v1/conversations/{conversation}{suffix}", json)
-        assert error_message(response, 404) == f"Conversation with id '{conversation}' not found."
+        assert error_message(response, 404, "conversation") == f"Conversation with id '{conversation}' not found."
         assert response.json()["error"]["code"] == "not_found"
     assert len((await api.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]) == 1
 
@@ -248,7 +248,7 @@ async def test_missing_deleted_and_foreign_items_get_the_same_error(api: Convers
     for item in (foreign_item["id"], deleted["id"], elsewhere["id"], "msg_never"):
         for method in ("GET", "DELETE"):
             response = await api.ask(method, f"/v1/conversations/{own}/items/{item}")
-            assert error_message(response, 404) == f"Item with id '{item}' not found in this conversation."
+            assert error_message(response, 404, "item") == f"Item with id '{item}' not found in this conversation."
         response = await api.ask("GET", f"/v1/conversations/{own}/items", after=item)
         assert error_message(response, 404, "after") == f"Item with id '{item}' not found in this conversation."
     assert (await api.ask("GET", f"/v1/conversations/{foreign}/items/{foreign_item['id']}")).status == 404
@@ -282,7 +282,7 @@ async def test_a_malformed_id_is_not_found(api: ConversationsApi, name: str) -> 
 
 async def test_an_error_quotes_at_most_128_characters_of_an_id(api: ConversationsApi) -> None:
     response = await api.ask("GET", f"/v1/conversations/conv_{'x' * 500}")
-    assert error_message(response, 404) == f"Conversation with id 'conv_{'x' * 123}' not found."
+    assert error_message(response, 404, "conversation") == f"Conversation with id 'conv_{'x' * 123}' not found."
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])

@@ -483,7 +483,7 @@ async def test_a_conversation_deleted_concurrently_is_not_found(
     api = ConversationsApi(contended_store)
     conversation = await api.create(CALL)
     contended_store.before_append = lambda conversation: contended_store.delete_conversation("ann", conversation)
-    assert conversation in error_message(await add(api, conversation, item), 404)
+    assert conversation in error_message(await add(api, conversation, item), 404, "conversation")
 
 
 async def test_a_response_started_concurrently_is_a_conflict(contended_store: ContendedStore) -> None:

@@ -375,8 +375,8 @@ def check_item(item: str) -> None:
 
 
 def no_conversation(name: str) -> NotFound:
-    return NotFound(f"Conversation with id '{shortened(name)}' not found.")
+    return NotFound(f"Conversation with id '{shortened(name)}' not found.", param="conversation")
 
 
-def no_item(name: str, param: str | None = None) -> NotFound:
+def no_item(name: str, param: str = "item") -> NotFound:
     return NotFound(f"Item with id '{shortened(name)}' not found in this conversation.", param=param)
