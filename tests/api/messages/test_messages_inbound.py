@@ -385,6 +385,15 @@ SYSTEM_PROMPTS: dict[str, tuple[Json, str]] = {
         {"system": [text("x-anthropic-billing-header: cc_version=2; cch=1f;"), text("Be brief.")]},
         "Be brief.",
     ),
+    "a billing header alone": ({"system": "x-anthropic-billing-header: cc_version=2; cch=1f;"}, ""),
+    "a billing header before other lines": (
+        {"system": "x-anthropic-billing-header: cc_version=2; cch=1f;\n\nBe brief.\nBe kind."},
+        "Be brief.\nBe kind.",
+    ),
+    "the text of a billing header in another line": (
+        {"system": "Be brief.\nx-anthropic-billing-header: x"},
+        "Be brief.\nx-anthropic-billing-header: x",
+    ),
     "leading messages": ({"system": "A.", "messages": [{"role": "system", "content": "B."}, QUESTION]}, "A.\n\nB."),
 }
 

@@ -219,7 +219,7 @@ def to_conversation(
     reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if not _is_preface(message)), len(messages))
-    instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]
+    instructions = [_without_billing(block.text) for block in request.system]
     instructions += [reading.instructions(position, message) for position, message in enumerate(messages[:leading])]
     compacted = last_compaction(messages)
     for position, message in enumerate(messages[leading:], leading):
@@ -234,6 +234,12 @@ def to_conversation(
     conversation = Conversation(preamble, reading.items(), prefill, removed=frozenset(reading.removed))
     notes = [*notes_on_deferred(request, deferred), *reading.notes]
     return with_declared(request, conversation, tools, deferred), notes
+
+
+def _without_billing(text: str) -> str:
+    """Remove the billing header of Claude Code, the first line, from a text of `system`."""
+    # Some proxies join the blocks of Claude Code's system prompt to one text, so other instructions may follow.
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
 
 
 def _is_preface(message: MessageParam) -> bool:
