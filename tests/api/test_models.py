@@ -13,6 +13,7 @@ from tests.api.asgi import Exchange, mount
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import register
+from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.api.model_facts import MODEL_FACTS
 from unisono.api.models import MODELS, ModelCards
 
@@ -34,7 +35,7 @@ def app(cards: Sequence[Card] = CARDS) -> FastAPI:
     gateway = FastAPI(
         docs_url=None,
         openapi_url=None,
-        middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
+        middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0", formats=ERROR_FORMATS),
     )
     register(gateway)
     mount(gateway, [*MODELS.routes, *MODEL_FACTS.routes], ModelCards(lambda _: cards, created=1700000000))
@@ -109,19 +110,20 @@ async def test_anthropics_list_has_pages(query: str, names: str, has_more: bool)
 
 
 BAD_PAGES = {
-    "limit=0": "limit",
-    "limit=1001": "limit",
-    "limit=x": "limit",
-    "limit=": "limit",
-    "after_id=z": "after_id",
-    "before_id=": "before_id",
+    "limit=0": "'limit' must be a number from 1 to 1000.",
+    "limit=1001": "'limit' must be a number from 1 to 1000.",
+    "limit=x": "'limit' must be a number from 1 to 1000.",
+    "limit=": "'limit' must be a number from 1 to 1000.",
+    "after_id=z": "'after_id': the list of models has no 'z'; use the `id` of a listed model.",
+    "before_id=": "'before_id': the list of models has no ''; use the `id` of a listed model.",
 }
 
 
-@pytest.mark.parametrize(("query", "field"), BAD_PAGES.items(), ids=BAD_PAGES)
-async def test_a_wrong_page_is_rejected_in_anthropics_format_only(query: str, field: str) -> None:
+@pytest.mark.parametrize(("query", "message"), BAD_PAGES.items(), ids=BAD_PAGES)
+async def test_a_wrong_page_is_rejected_in_anthropics_format_only(query: str, message: str) -> None:
     response = await Exchange(app(), "GET", f"/v1/models?{query}", headers=ANTHROPIC).run()
-    assert (response.status, response.json()["error"]["param"]) == (400, field)
+    error = response.json()["error"]
+    assert (response.status, error["type"], error["message"]) == (400, "invalid_request_error", message)
     assert (await Exchange(app(), "GET", f"/v1/models?{query}").run()).status == 200
 
 

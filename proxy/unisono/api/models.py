@@ -145,7 +145,7 @@ def select_page(cards: Sequence[ModelCard], query: Mapping[str, str]) -> tuple[S
     for field, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
             raise InvalidRequest(
-                f"{field}: the list of models has no '{name[:256]}'; use the `id` of a listed model.", param=field
+                f"'{field}': the list of models has no '{name[:256]}'; use the `id` of a listed model.", param=field
             )
     first = 0 if after is None else names.index(after) + 1
     end = len(names) if before is None else names.index(before)
@@ -159,7 +159,7 @@ def _page_size(limit: str | None, default: int) -> int:
         return default
     if limit.isascii() and limit.isdigit() and 1 <= int(limit[:5]) <= MAX_PAGE_SIZE:
         return int(limit)
-    raise InvalidRequest(f"limit: must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
+    raise InvalidRequest(f"'limit' must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
 
 
 def to_anthropic_list(cards: Sequence[ModelCard], created: int, query: Mapping[str, str]) -> AnthropicModelList:
