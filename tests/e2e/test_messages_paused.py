@@ -168,4 +168,5 @@ async def test_calls_over_max_uses_return_an_error(harness: Harness) -> None:
     message = await harness.send([{"role": "user", "content": "Where?"}], tools=[{**WEB, "max_uses": 1}])
     [_, rejected] = [block for block in message["content"] if block["type"] == "web_search_tool_result"]
     assert rejected["content"]["error_code"] == "max_uses_exceeded"
+    assert message["usage"]["server_tool_use"] == {"web_search_requests": 1, "web_fetch_requests": 0}
     assert (text_in(message["content"]), message["stop_reason"]) == ("Paris.", "end_turn")

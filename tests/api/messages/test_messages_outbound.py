@@ -237,6 +237,22 @@ def test_a_server_tool_call_that_was_not_run_has_an_error_code(rule: str, code: 
     assert result["content"]["error_code"] == code
 
 
+FOUND = server_call("browser", "search", "{}", ToolOutcome("found", structured={"results": []}))
+OPENED = server_call("browser", "open", "{}", ToolOutcome("text", structured={"url": "u", "title": "t"}))
+PERFORMED: dict[str, tuple[list[Event], tuple[int, int]]] = {
+    "a search": (FOUND, (1, 0)),
+    "a page": (OPENED, (0, 1)),
+    "a failed or refused search": (server_call("browser", "search", "{}", ToolOutcome("no", True)), (0, 0)),
+    "a search that was not run": (FOUND[:-1], (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("events", "counts"), PERFORMED.values(), ids=PERFORMED)
+def test_the_usage_counts_the_calls_that_succeeded(events: list[Event], counts: tuple[int, int]) -> None:
+    usage = checked_message([*events, finished()])["usage"]
+    assert usage["server_tool_use"] == dict(zip(("web_search_requests", "web_fetch_requests"), counts, strict=True))
+
+
 STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
 PAUSED = replace(finished(), paused=True)

@@ -177,9 +177,10 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case HostedCall():
                 if frame.is_emitted(item):
                     content.append(to_call_block(item))
-                    blocks.server_calls += [name] if (name := name_of(item)) else []
-                    if item.call_id in ran:
-                        content.append(frame.result(closed, ran[item.call_id]))
+                    blocks.has_server_call |= bool(name_of(item))
+                    if (result_of := ran.get(item.call_id)) is not None:
+                        content.append(frame.result(closed, result_of))
+                        blocks.add_result(result_of)
             case Listing():
                 pass
             case _:
@@ -297,7 +298,10 @@ class MessageEvents:
                 return self._closed(entry)
             case Ran():
                 closed = self._server_calls.pop(entry.item.call_id, None)
-                return b"" if closed is None else self._whole_block(self._frame.result(closed, entry))
+                if closed is None:
+                    return b""
+                self._blocks.add_result(entry)
+                return self._whole_block(self._frame.result(closed, entry))
             case Compacted():
                 return self._compacted(entry)
             case Finished():
@@ -336,7 +340,7 @@ class MessageEvents:
                     return b""
                 self._server_calls[item.call_id] = closed
                 use = to_call_block(item)
-                self._blocks.server_calls += [name] if (name := name_of(item)) else []
+                self._blocks.has_server_call |= bool(name_of(item))
                 # In a stream, a block starts with an empty input. Deltas contain the JSON of the input.
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.api.messages.server_tools import FETCH, SEARCH
-from unisono.core.events import Compacted, Finished
+from unisono.api.messages.server_tools import FETCH, SEARCH, name_of
+from unisono.core.events import Compacted, Finished, Ran
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
@@ -17,16 +17,23 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    `calls` is the number of emitted client calls, and `cut` is True if one of these calls was truncated. `server_calls`
-    contains the tool name of each server tool call. `refused` is True if a text violated the required format.
-    `compacted` is the compaction before the answer, or None.
+    `calls` is the number of emitted client calls, and `cut` is True if one of these calls was truncated.
+    `has_server_call` is True if a call of a server tool was emitted, and `performed` contains the tool names of those
+    calls that succeeded. `refused` is True if a text violated the required format. `compacted` is the compaction before
+    the answer, or None.
     """
 
     calls: int = 0
     cut: bool = False
-    server_calls: list[str] = field(default_factory=list)
+    has_server_call: bool = False
+    performed: list[str] = field(default_factory=list)
     refused: bool = False
     compacted: Compacted | None = None
+
+    def add_result(self, ran: Ran) -> None:
+        # Anthropic does not bill searches that failed or were refused.
+        if not ran.outcome.is_error:
+            self.performed.append(name_of(ran.item))
 
 
 def _tokens(usage: Usage) -> dict[str, Any]:
@@ -45,10 +52,10 @@ def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
     if (compacted := blocks.compacted) is not None:
         answer = [] if compacted.ends_answer else [{"type": "message", **_tokens(usage)}]
         fields["iterations"] = [{"type": "compaction", **_tokens(compacted.usage)}, *answer]
-    if blocks.server_calls:
+    if blocks.has_server_call:
         fields["server_tool_use"] = {
-            "web_search_requests": blocks.server_calls.count(SEARCH),
-            "web_fetch_requests": blocks.server_calls.count(FETCH),
+            "web_search_requests": blocks.performed.count(SEARCH),
+            "web_fetch_requests": blocks.performed.count(FETCH),
         }
     return fields
 
