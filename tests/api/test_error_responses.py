@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
@@ -15,7 +16,16 @@ from starlette.websockets import WebSocket
 from tests.api.asgi import Exchange
 from unisono.api.error_responses import ErrorResponses, failure_of, to_body, to_response
 from unisono.api.fastapi_app import register
-from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, QuotaExceeded, UnisonoError
+from unisono.api.messages.error_format import ERROR_FORMATS
+from unisono.errors import (
+    BackendOverloaded,
+    BodyTooLarge,
+    InternalError,
+    InvalidRequest,
+    MalformedRequest,
+    QuotaExceeded,
+    UnisonoError,
+)
 from unisono.server.request_head import refusal
 
 
@@ -60,6 +70,21 @@ def test_only_permanent_errors_forbid_retries(kind: type[UnisonoError]) -> None:
     assert to_response(kind("no")).headers.get("x-should-retry") == ("false" if is_permanent else None)
     forbidden_by_the_listener = b"\r\nx-should-retry: false\r\n" in refusal(kind("no"), b"/v1/messages", {})
     assert forbidden_by_the_listener == is_permanent
+
+
+TARGETS = {
+    "a path of Messages": (b"/v1/messages?beta=true", True),
+    "another path": (b"/v1/chat/completions", False),
+    "an unreadable path": (b"", False),
+}
+
+
+@pytest.mark.parametrize(("target", "is_anthropics"), TARGETS.values(), ids=TARGETS)
+def test_the_path_selects_the_format_of_errors_before_a_request(target: bytes, is_anthropics: bool) -> None:
+    head, _, body = refusal(MalformedRequest("not HTTP"), target, ERROR_FORMATS).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"request-id" not in head
+    assert (orjson.loads(body).get("type") == "error") is is_anthropics
 
 
 def test_an_error_with_an_unread_body_closes_the_connection() -> None:
