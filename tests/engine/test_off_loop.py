@@ -10,13 +10,14 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tests.engine.planning import ENCODING, FINAL, WITHOUT_TOOLS, S, T, turn
 from tests.engine.scripted import Runner, Scripted, Step
-from unisono.core.conversation import AnswerForm, Json
+from tests.threads import Threads
+from unisono.core.conversation import AnswerForm, FunctionTool, Json, TextGrammar
 from unisono.core.events import Closed
 from unisono.core.generation import Chunk, CompletionJob
 from unisono.core.ports import Schema
@@ -94,10 +95,8 @@ async def test_other_tasks_run_during_a_raw_completion(per_chunk: int) -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])
 @pytest.mark.parametrize("per_chunk", [3, 100_000])
-@pytest.mark.parametrize(("text", "uses_thread"), [(SHORT, False), (LONG, True)], ids=["short", "long"])
-async def test_only_a_long_answer_is_checked_in_a_thread(
-    text: str, uses_thread: bool, per_chunk: int, whole: bool
-) -> None:
+@pytest.mark.parametrize("text", [SHORT, LONG], ids=["short", "long"])
+async def test_answers_are_checked_in_a_thread(text: str, per_chunk: int, whole: bool) -> None:
     threads: list[int] = []
 
     def check(schema: Schema, text: str) -> str | None:
@@ -109,7 +108,57 @@ async def test_only_a_long_answer_is_checked_in_a_thread(
     run = Runner(ENCODING, backend).engine_with(check).start(request)
     events = [event async for batch in run for event in batch]
     assert [event.text for event in events if isinstance(event, Closed)][-1] == text
-    assert [thread != threading.get_ident() for thread in threads] == [uses_thread]
+    assert [thread != threading.get_ident() for thread in threads] == [True]
+
+
+CHECKED_CALLS: dict[str, tuple[FunctionTool, str]] = {
+    "a strict tool": (FunctionTool("f", "", LIST, strict=True), "functions.f <|constrain|>json"),
+    "a tool with a grammar": (
+        FunctionTool("f", "", {"type": "string"}, strict=True, free_text=True, grammar=TextGrammar("lark", "start: x")),
+        "functions.f",
+    ),
+}
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 100_000])
+@pytest.mark.parametrize(("tool", "recipient"), CHECKED_CALLS.values(), ids=CHECKED_CALLS)
+async def test_calls_are_checked_in_a_thread(tool: FunctionTool, recipient: str, per_chunk: int) -> None:
+    threads: list[int] = []
+
+    def check(schema: Schema, text: str) -> str | None:
+        threads.append(threading.get_ident())
+        return None
+
+    step = Step(f"{T}{S}<|channel|>commentary to={recipient}<|message|>{{}}<|call|>")
+    backend = Scripted(ENCODING, [step], per_chunk=per_chunk)
+    conversation = replace(WITHOUT_TOOLS, preamble=replace(WITHOUT_TOOLS.preamble, tools=(tool,)))
+    run = Runner(ENCODING, backend).engine_with(check).start(turn(conversation=conversation))
+    assert [event.text for batch in [b async for b in run] for event in batch if isinstance(event, Closed)][-1] == "{}"
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("per_chunk", [1, 100_000])
+async def test_answers_without_checks_need_no_thread(per_chunk: int) -> None:
+    threads = Threads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    backend = Scripted(ENCODING, [Step(f"{T}{S}{FINAL}{SHORT}<|return|>")], per_chunk=per_chunk)
+    run = Runner(ENCODING, backend).engine.start(turn(conversation=WITHOUT_TOOLS))
+    assert [event.text async for batch in run for event in batch if isinstance(event, Closed)][-1] == SHORT
+    assert threads.begun == []
+
+
+async def test_a_message_that_is_regenerated_unchanged_is_checked_once() -> None:
+    texts: list[str] = []
+
+    def check(schema: Schema, text: str) -> str | None:
+        texts.append(text)
+        return "no"
+
+    backend = Scripted(ENCODING, [Step(f"{T}{S}{FINAL}{{}}<|return|>"), Step("{}<|return|>"), Step("{}<|return|>")])
+    run = Runner(ENCODING, backend).engine_with(check).start(turn(conversation=WITHOUT_TOOLS, form=FORM))
+    assert [event.text async for batch in run for event in batch if isinstance(event, Closed)][-1] == "{}"
+    assert (len(backend.jobs), texts) == (3, ["{}"])
 
 
 @dataclass

@@ -3,9 +3,10 @@
 A generation continues the step's prompt and the tokens that the step has so far. A different deployment may have
 generated these tokens.
 
-A message that ends is checked, encoded again and emitted, which takes time proportional to its length. Long messages
-are processed in a thread, so that other streams continue. Short messages are processed on the event loop, because a
-thread would cost more time than the work.
+A message that ends is checked, encoded again and emitted. Without a schema or grammar, this takes time proportional to
+its length. Long messages are processed in a thread, so that other streams continue. Short messages are processed on the
+event loop, because a thread would cost more time than the work. With a schema or grammar, the time can be long for any
+message, so a thread processes all of them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from unisono.engine.attempt import (
     portions,
 )
 from unisono.engine.deps import EngineDeps
+from unisono.engine.interventions.message_gate import has_checks
 from unisono.engine.interventions.refused_constraints import ConstraintTracker
 from unisono.engine.journal import source_of
 from unisono.engine.output import OutputReader, detached, replay
@@ -314,21 +316,32 @@ def _drop(events: list[Event]) -> bool:
 
 async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
     """Read a portion of tokens, in a thread if this may take long, and return the events."""
-    # A control token may end a message. Processing a long message takes more than a millisecond.
-    if max(portion) >= FIRST_SPECIAL and reader.undecided_tokens > LONG_MESSAGE_TOKENS:
+    # A control token may end a message. If no answer or call is open, a single token causes no check.
+    has_check = len(portion) > 1 or reader.transcript.router.can_close_answer
+    if max(portion) >= FIRST_SPECIAL and may_take_long(reader, has_check=has_check):
         return await in_thread(reader, partial(reader.feed, portion))
     return reader.feed(portion)
 
 
+def may_take_long(reader: OutputReader, *, has_check: bool = True) -> bool:
+    """Return whether the end of a message may take more than a millisecond to process.
+
+    `has_check` is False if the message is not an answer or a call.
+    """
+    is_long = reader.undecided_tokens > LONG_MESSAGE_TOKENS
+    return is_long or (has_check and has_checks(reader.transcript.controller.requirements))
+
+
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
-    """Replay a journal, in a thread if it is long; arguments and result are as for `replay`."""
+    """Replay a journal, in a thread if this may take long; the arguments are those of `replay`."""
     work = partial(replay, reader, journal, opening)
-    return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
+    is_long = len(journal) > LONG_JOURNAL_TOKENS or may_take_long(reader)
+    return await in_thread(reader, work) if is_long else work()
 
 
 async def in_thread_if_long(reader: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work`, which may process the unfinished message; in a thread if the message is long."""
-    return await in_thread(reader, work) if reader.undecided_tokens > LONG_MESSAGE_TOKENS else work()
+    """Run `work`, which may process the unfinished message; in a thread if this may take long."""
+    return await in_thread(reader, work) if may_take_long(reader) else work()
 
 
 async def with_end(reader: OutputReader, events: list[Event], reason: FinishReason) -> list[Event]:

@@ -172,6 +172,12 @@ class HarmonyRouter:
         return (self._open is not None and self._open.is_visible) or self._repair.output.undecided is not None
 
     @property
+    def can_close_answer(self) -> bool:
+        """True if a text or a call is open, or a header is undecided: one token may close it."""
+        is_open = self._open is not None and not self._open.is_reasoning
+        return is_open or self._repair.output.undecided is not None
+
+    @property
     def is_reasoning(self) -> bool | None:
         """True if the open message is reasoning; None if no message is open."""
         return None if self._open is None else self._open.is_reasoning

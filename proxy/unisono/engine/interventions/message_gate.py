@@ -31,7 +31,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 FENCE: Final = "```"
 # Arguments of a call whose body is blank.
 NO_ARGUMENTS: Final = "{}"
+MAX_RESULTS: Final = 4  # results of checks to keep
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
+
+
+def has_checks(requirements: OutputRequirements) -> bool:
+    """Return whether messages must match schemas or grammars.
+
+    The time of such a check depends on the schema, and can be long even for a short message.
+    """
+    tools, form = requirements.tools, requirements.form
+    if form is not None and (form.schema is not None or form.grammar is not None):
+        return True
+    has_schema = not tools.schemas.keys().isdisjoint((*tools.strict, *(tools.forced or ())))
+    return has_schema or any(grammar is not None for grammar in tools.texts.values())
 
 
 class BodyChecks:
@@ -44,6 +57,8 @@ class BodyChecks:
         self._requirements = requirements
         self._tools = requirements.tools
         self._violation = violation
+        # Results of the last checks. A regenerated message often has the same text.
+        self._is_valid: dict[tuple[int, str], bool] = {}
 
     def check(
         self, message: MessageKind, header: Header, text: str, *, has_form: bool, held: bool = True
@@ -80,13 +95,12 @@ class BodyChecks:
         if form.choices:
             return BodyFault.NONE if text in form.choices else BodyFault.UNLIKE
         if form.grammar is not None:
-            is_valid = self._violation is None or self._violation(form.grammar, text) is None
-            return BodyFault.NONE if is_valid else BodyFault.UNLIKE
+            return BodyFault.NONE if self._fits(form.grammar, text) else BodyFault.UNLIKE
         return self._fault(text, form.schema, objects=form.schema is None)
 
     def _free_text(self, grammar: TextGrammar | None, text: str) -> tuple[BodyFault, str]:
         def has_fault(content: str) -> bool:
-            return grammar is not None and self._violation is not None and self._violation(grammar, content) is not None
+            return grammar is not None and not self._fits(grammar, content)
 
         # The unwrapped text is tried first: the grammar of Codex's `exec` allows any text, even JSON around the text.
         content = without_json(text)
@@ -108,13 +122,21 @@ class BodyChecks:
         return is_certain or (header.content_type in (None, "json") and is_own)
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
-        if (
-            (fault := fault_of(text, objects=objects)) is not BodyFault.NONE
-            or schema is None
-            or self._violation is None
-        ):
+        fault = fault_of(text, objects=objects)
+        if fault is not BodyFault.NONE or schema is None:
             return fault
-        return fault if self._violation(schema, text) is None else BodyFault.UNLIKE
+        return fault if self._fits(schema, text) else BodyFault.UNLIKE
+
+    def _fits(self, schema: Schema | TextGrammar, text: str) -> bool:
+        if self._violation is None:
+            return True
+        # The requirements hold the schema, so its id is not used again.
+        key = id(schema), text
+        if key not in self._is_valid:
+            if len(self._is_valid) == MAX_RESULTS:
+                self._is_valid.clear()
+            self._is_valid[key] = self._violation(schema, text) is None
+        return self._is_valid[key]
 
 
 def without_json(text: str) -> str:
