@@ -8,7 +8,15 @@ import pytest
 
 from unisono.core.conversation import TextGrammar
 from unisono.schemas import BadGrammar, check_grammar, violation
-from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, MAX_TEXT_CHARACTERS, _expanded_terminals
+from unisono.schemas.grammars import (
+    MAX_CHECK_S,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_TEXT_CHARACTERS,
+    MISMATCH,
+    PIECE_BYTES,
+    _expanded_terminals,
+    text_violation,
+)
 
 # Grammar of the `apply_patch` tool of Codex.
 APPLY_PATCH = """\
@@ -106,6 +114,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
     ),
     "letters of all scripts": (r"start: /\p{L}{1,500}\p{N}{1,500}/", "é"),
     "endless rules": ("start: a\na: b\nb: a", "x"),
+    "many terminals that fit the same text": (
+        "start: (" + "|".join(f"/x{{{i},{i + 40}}}y?[a-z]*/" for i in range(60)) + ")*",
+        "x",
+    ),
     "terminals that double": (
         "start: R1 R1\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(1, RULES)) + f'\nR{RULES}: "a"',
         "a",
@@ -136,6 +148,28 @@ def test_names_in_texts_and_comments_are_no_terminals() -> None:
     definition = f'start: R1 R2\nR1: "{names}" // {names}\nR2: /{names}/ R3 R3\nR3: R1 "/" R1 "//" R1\n// R1: {names}'
     sizes = {"R1": 1, "R3": 4, "R2": 9}
     assert _expanded_terminals(definition) == sum(sizes.values())
+
+
+class Clock:
+    """Clock that advances by `step_s` with each look."""
+
+    def __init__(self, step_s: float) -> None:
+        self.looks = 0
+        self._step_s = step_s
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.looks * self._step_s
+
+
+def test_a_check_that_takes_too_long_is_given_up() -> None:
+    grammar, text = TextGrammar("lark", 'start: "a"*'), "a" * MAX_TEXT_CHARACTERS
+    quick, slow = Clock(0.0), Clock(MAX_CHECK_S / 10)
+    assert text_violation(grammar, text[:-1] + "b", quick) == MISMATCH
+    assert quick.looks > MAX_TEXT_CHARACTERS / PIECE_BYTES
+    assert text_violation(grammar, text[:-1] + "b", slow) is None
+    assert slow.looks < 20
+    assert text_violation(grammar, "ab", slow) == MISMATCH
 
 
 def test_a_text_beyond_the_limits_is_accepted() -> None:

@@ -1,15 +1,18 @@
 """Checks of texts against grammars from clients: regular expressions and Lark grammars.
 
 No grammar can keep the process busy. Regular expressions run in linear time. Lark grammars run in llguidance, which
-limits their work; OpenAI uses the same library for such grammars. Lark's own library is not used. It runs the regular
-expressions of a grammar on Python's engine, which can take exponential time and cannot be interrupted.
+limits the work per byte; OpenAI uses the same library for such grammars. This module limits the total work. Lark's own
+library is not used. It runs the regular expressions of a grammar on Python's engine, which can take exponential time
+and cannot be interrupted.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
+from time import thread_time
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.conversation import TextGrammar
@@ -20,8 +23,13 @@ if TYPE_CHECKING:
 
 # Maximum characters of a Lark grammar. For comparison, the grammar of Codex has 700.
 MAX_GRAMMAR_CHARACTERS: Final = 16_000
-# Maximum characters of a text that is checked. llguidance takes about 4 µs per character.
+# Maximum characters of a text that is checked. llguidance takes about 2 µs per character with the grammar of Codex.
 MAX_TEXT_CHARACTERS: Final = 32_000
+# Maximum processor time of checking one text against a Lark grammar. The limits of llguidance apply to each byte: a
+# grammar of 60 terminals that fit the same text can take 0.1 ms for each byte, and 3 s for the longest text.
+MAX_CHECK_S: Final = 0.25
+# Bytes that llguidance reads at once. It holds the interpreter lock meanwhile, for at most some milliseconds.
+PIECE_BYTES: Final = 16
 # Maximum validation steps of a regular expression. A step takes about a microsecond.
 MAX_STEPS: Final = 100_000
 MAX_CACHED_GRAMMARS: Final = 32
@@ -53,10 +61,10 @@ def check_grammar(grammar: TextGrammar) -> None:
         raise BadGrammar(str(error)) from error
 
 
-def text_violation(grammar: TextGrammar, text: str) -> str | None:
+def text_violation(grammar: TextGrammar, text: str, processor_time: Callable[[], float] = thread_time) -> str | None:
     """Describe how `text` violates `grammar`.
 
-    Returns None if the text is valid, or too long to be checked.
+    Returns None if the text is valid, or takes too long to be checked.
     """
     if grammar.syntax == "regex":
         expression = _whole(grammar.definition)
@@ -65,11 +73,16 @@ def text_violation(grammar: TextGrammar, text: str) -> str | None:
         return None
     matcher = _matcher(grammar.definition).deep_copy()
     content = [*text.encode(errors="surrogatepass")]
-    consumed = matcher.try_consume_tokens(content)
-    # An error means that a limit was reached. A text that does not match is not an error.
-    if matcher.is_error():
-        return None
-    return None if consumed == len(content) and matcher.is_accepting() else MISMATCH
+    end = processor_time() + MAX_CHECK_S
+    for begin in range(0, len(content), PIECE_BYTES):
+        piece = content[begin : begin + PIECE_BYTES]
+        consumed = matcher.try_consume_tokens(piece)
+        # An error means that a limit was reached. A text that does not match is not an error.
+        if matcher.is_error() or processor_time() > end:
+            return None
+        if consumed < len(piece):
+            return MISMATCH
+    return None if matcher.is_accepting() else MISMATCH
 
 
 @lru_cache(MAX_CACHED_GRAMMARS)
@@ -129,7 +142,8 @@ def _bytes() -> tuple[LLTokenizer, LLParserLimits]:
     from llguidance import LLParserLimits, LLTokenizer
 
     # With the library's own limits, an ambiguous grammar of two lines takes minutes for 3,000 characters. With these,
-    # no grammar was found that takes more than 0.1 s for any text. A row of Codex's grammar has less than 32 items.
+    # no grammar was found that takes more than a millisecond for a byte. A row of Codex's grammar has less than 32
+    # items.
     limits = LLParserLimits(
         max_items_in_row=128,
         initial_lexer_fuel=100_000,
