@@ -18,7 +18,14 @@ from tests.schemas.suite import SUITE, TEXT, Case, closed
 from unisono.errors import InvalidRequest
 from unisono.schemas import check, violation
 from unisono.schemas.keywords import KEYWORDS
-from unisono.schemas.validation import CHECKS, READ_BY_OTHERS
+from unisono.schemas.validation import (
+    CHECKS,
+    FORMAT_STEPS,
+    FRACTION_STEPS,
+    MISMATCH_STEPS,
+    READ_BY_OTHERS,
+    Validator,
+)
 
 RIGHT = [pytest.param(case, text, id=f"{name}: {text}") for name, case in SUITE.items() for text in case.right]
 WRONG = [
@@ -144,6 +151,40 @@ def test_expensive_validations_end_in_time(schema: dict[str, Any], text: str) ->
     started_at = process_time()
     violation(schema, text)
     assert process_time() - started_at < 3.0
+
+
+# Schema and value, and the number of steps of their validation. An ordinary keyword is one step.
+COSTS: dict[str, tuple[dict[str, Any], Any, int]] = {
+    "an ordinary keyword": ({"minLength": 1}, "x", 1),
+    "branches that match": ({"allOf": [{"minLength": 1}] * 10}, "x", 11),
+    "branches that fail": ({"anyOf": [{"minLength": 2}] * 10}, "x", 1 + 10 * (1 + MISMATCH_STEPS)),
+    "a format": ({"format": "uuid"}, "x", 1 + FORMAT_STEPS),
+    "a division": ({"multipleOf": 2}, 4, 1 + FRACTION_STEPS),
+    "a division of a large integer": ({"multipleOf": 2}, 2**10_000, 1 + FRACTION_STEPS + 10),
+}
+
+
+@pytest.mark.parametrize(("schema", "value", "steps"), COSTS.values(), ids=COSTS)
+def test_slow_work_counts_as_several_steps(schema: dict[str, Any], value: Any, steps: int) -> None:
+    validator = Validator(schema)
+    list(validator.validate(schema, value))
+    assert validator._steps == steps
+
+
+class CountedSchema(dict[str, Any]):
+    """Schema that counts the uses of its definitions."""
+
+    uses = 0
+
+    def __getitem__(self, name: str) -> Any:
+        self.uses += name == "$defs"
+        return super().__getitem__(name)
+
+
+def test_a_reference_is_resolved_once() -> None:
+    schema = CountedSchema({"$defs": {"a": {"minLength": 1}}, "items": {"allOf": [{"$ref": "#/$defs/a"}] * 100}})
+    assert list(Validator(schema).validate(schema, ["x"] * 10)) == []
+    assert schema.uses == 1
 
 
 @pytest.mark.slow
