@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import OFF_LOOP_BYTES, read_model_request
+from unisono.api.body import OFF_LOOP_BYTES, read_model_request, work_size
 from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
@@ -98,7 +98,7 @@ class ChatRoute:
         request_id: str = state["request_id"]
         served = way_for(self.find_way, body, caller)
         way = served.way
-        size = len(await request.body())
+        size = work_size(await request.body())
         source = MediaSource(body, caller, ChatRequest, request_id, size, request=request)
 
         async def pass_through() -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import off_loop, read_json
+from unisono.api.body import off_loop, read_json, work_size
 from unisono.api.caller_options import with_options
 from unisono.api.collected_answer import CollectedAnswer, collect_run
 from unisono.api.compacting import request_to_count, start_answer
@@ -157,7 +157,7 @@ async def prepare_message(deps: MessagesDeps, request: Request, kind: type[Kind]
     if kind is MessagesRequest:
         await identify_end_user(request, body, "metadata.user_id")
         body = with_options(request, body)
-    size = len(await request.body())
+    size = work_size(await request.body())
     caller: Caller = request.state.caller
     # Counting tokens must cost nothing, so the vision model is not called.
     can_ask = kind is MessagesRequest

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
-from unisono.api.body import off_loop, read_json
+from unisono.api.body import off_loop, read_json, work_size
 from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
 from unisono.api.field_types import AtMost, FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
@@ -164,7 +164,7 @@ def _items_in(kind: type[Added]) -> Any:
 
     async def parsed(request: Request, deps: Deps) -> Added:
         body = await read_json(request)
-        size = len(await request.body())
+        size = work_size(await request.body())
         source = MediaSource(body, request.state.caller, kind, size=size, request=request)
         context = await file_context(source, deps.files)
         return await off_loop(lambda: kind.model_validate(body, context=context), size)

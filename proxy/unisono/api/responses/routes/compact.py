@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import read_model_request
+from unisono.api.body import read_model_request, work_size
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answers import Compaction
@@ -42,7 +42,7 @@ def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
         deps = dependency(request, ResponsesApi).deps
         body = await read_model_request(request, "user", "safety_identifier")
         sender = Sender(request.state.caller, request.state.request_id, dialect)
-        work = compacted(deps, sender, body, len(await request.body()))
+        work = compacted(deps, sender, body, work_size(await request.body()))
         done = await until_disconnect(request, work)
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
         return to_whole(to_compaction(done, dialect, deps.new_id), headers)

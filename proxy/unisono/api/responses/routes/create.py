@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import read_model_request
+from unisono.api.body import read_model_request, work_size
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import failure_of
@@ -86,7 +86,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
     deps, runner, keep_alive_s = api.deps, api.runner, api.keep_alive_s
     body = await read_model_request(request, "user", "safety_identifier")
-    size = len(await request.body())
+    size = work_size(await request.body())
     served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSTHROUGH, AnswerMode.PASSTHROUGH_THEN_ENGINE):
         if not served.stores_responses:

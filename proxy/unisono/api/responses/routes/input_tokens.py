@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import read_json
+from unisono.api.body import read_json, work_size
 from unisono.api.compacting import request_to_count
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
@@ -51,6 +51,6 @@ def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
         deps = dependency(request, ResponsesApi).deps
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
-        work = counted(deps, sender, body, len(await request.body()))
+        work = counted(deps, sender, body, work_size(await request.body()))
         tokens = await until_disconnect(request, work)
         return to_whole({"object": "response.input_tokens", "input_tokens": tokens})

@@ -18,10 +18,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import assert_never
 
+import orjson
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from unisono.api.body import off_loop
+from unisono.api.body import OFF_LOOP_BYTES, off_loop, work_size
 from unisono.api.caller_options import caller_with_options, without_options
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.error_responses import ClientGone, failure_of, with_attempts
@@ -211,8 +212,9 @@ class Connection:
         caller = caller_with_options(self._socket, self._socket.state.caller, create.body)
         body = without_options(self._socket, {**create.body})
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
+        size = create.size if create.size > OFF_LOOP_BYTES else work_size(orjson.dumps(body))
         request = await validate_body(
-            self._deps, caller, body, create.size, sender.request_id, answered=create.should_generate
+            self._deps, caller, body, size, sender.request_id, answered=create.should_generate
         )
         continuation = Continuation(self._cache.find(request.previous_response_id))
         async with prepare_request(
@@ -220,7 +222,7 @@ class Connection:
             sender,
             request,
             response_id=self._deps.new_id("resp_"),
-            size=create.size,
+            size=size,
             read_prior_state=continuation.recall,
         ) as incomplete:
             # Requests of one lane are routed together, even if they have nothing else in common.
