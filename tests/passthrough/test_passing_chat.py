@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, gateway
-from tests.fakes import FakeVllm, Refusal, close_at, reset_at
+from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, reset_at
 from tests.fakes.faults import Fault, inject_at, without_done
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.fakes.wire import Stall, Step
@@ -331,6 +331,24 @@ async def test_a_gpt_oss_failure_forwards_the_original_body(stream: bool, by: st
     body = answer.events[0] if stream else answer.body
     assert (body["id"], body["model"]) == ("chatcmpl-there", "m")
     assert answer.headers["x-unisono-failovers"] == "1"
+
+
+@pytest.mark.parametrize("by", ["group", "fallbacks"])
+async def test_a_partial_gpt_oss_answer_continues_on_the_backend_that_failed(by: str) -> None:
+    tokens, begun = load_encoding().encode_marked("<|channel|>final<|message|>One two three four.<|return|>"), 5
+    outputs = [VllmScript(tokens=tokens, per_chunk=1, faults=(reset_at(begun),)), VllmScript(tokens=tokens[begun:])]
+
+    def script(_: Any) -> VllmScript:
+        return outputs.pop(0)
+
+    async with FakeVllm(script=script) as oss, FakeOpenAi() as other:
+        name = "m" if by == "group" else "elsewhere"
+        sections = {} if by == "group" else {"router_settings": {"fallbacks": [{"m": ["elsewhere"]}]}}
+        async with served(oss_entry(oss.url, "m"), entry(other.url, name=name), **sections) as running:
+            answer = await running.chat(model="m", stream=True)
+    assert outputs == []
+    assert (text_of(answer), answer.done) == ("One two three four.", True), answer.raw
+    assert other.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -126,8 +126,11 @@ class SlotSession:
         finally:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
-    def start_attempt(self, slot: Slot) -> Timeouts:
-        """Begin an attempt and return its time limits; raises BackendTimeout after the deadline."""
+    def start_attempt(self, slot: Slot, *, has_output: bool = False) -> Timeouts:
+        """Begin an attempt and return its time limits; raises BackendTimeout after the deadline.
+
+        `has_output`: the client has seen a part of the answer.
+        """
         configured = slot.deployment.timeouts
         timeouts = self._deadline.remaining(configured, self._now())
         route = self._route
@@ -135,7 +138,7 @@ class SlotSession:
             timeouts,
             retries_left=route.retries_left,
             elsewhere=route.elsewhere,
-            other_kind=self._request.routing.has_other_kind,
+            other_kind=self._request.routing.has_other_kind and not has_output,
         )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(
@@ -177,11 +180,11 @@ class SlotSession:
         kind, remaining_s = failure_kind(error), self.remaining_s
         resumes = resumable and progress is not Progress.NOTHING
         found = self._route.prospects(error, resumes=resumes, held=self.has_slot)
+        # The other kind of deployment can answer instead, unless the client has seen a part of this answer.
+        can_switch = self._request.routing.has_other_kind and progress is not Progress.SEEN
         options = Options(
             available=found.available and remaining_s > 0.0,
-            later=not self._request.routing.has_other_kind
-            and found.later_s is not None
-            and found.later_s < remaining_s,
+            later=not can_switch and found.later_s is not None and found.later_s < remaining_s,
             resumable=resumable,
             regenerable=regenerable and self.has_slot,
         )

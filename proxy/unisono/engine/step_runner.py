@@ -196,7 +196,7 @@ class StepRunner:
             max_tokens=room,
             constraint=constraint,
             sampling=attempts.sampling(sampling, constrained=constraint is not None),
-            timeouts=self.session.start_attempt(slot),
+            timeouts=self.session.start_attempt(slot, has_output=self.has_output),
             request_id=self._request.origin.request_id,
             cache_salt=self._request.routing.cache_salt,
             logprobs=self._request.logprobs,
