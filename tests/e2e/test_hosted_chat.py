@@ -10,7 +10,8 @@ from tests.e2e.gateway import message_of
 from tests.e2e.hosting import calls, desk, result
 from tests.e2e.responses import ANSWER, CALL, THOUGHT, Line
 from tests.e2e.wires import ENCODING, WIRES, deployment
-from tests.fakes import reset_at
+from tests.fakes import Refusal, reset_at
+from tests.fakes.openai_api import FakeOpenAi
 from tests.mcp.conftest import Upstream
 
 RUN = {"unisono": {"run_tools": True}}
@@ -171,3 +172,28 @@ async def test_server_tools_run_once_when_a_backend_fails(upstream: Upstream) ->
             assert message.content == "ok"
             assert message.note["failovers"] == 1
             assert upstream.noted("failing over") == ["echo failing over"]
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("fails_first", [False, True], ids=["after the call", "at once"])
+async def test_pass_through_model_is_no_fallback_for_server_tools(
+    upstream: Upstream, fails_first: bool, stream: bool
+) -> None:
+    wire, called = WIRES["vllm"], f"no fallback {fails_first} {stream}"
+    async with wire.fake() as oss, FakeOpenAi() as other:
+        models = [
+            deployment("gpt-oss", wire, oss),
+            {"model_name": "other", "litellm_params": {"model": "vllm/qwen", "api_base": other.url}},
+        ]
+        settings = {"num_retries": 0, "allowed_fails": 1_000_000, "fallbacks": [{"gpt-oss": ["other"]}]}
+        async with desk(upstream, model_list=models, router_settings=settings) as harness:
+            outputs: list[Any] = [] if fails_first else [wire.script(calls("echo", "", text=called))]
+            oss.script = lambda _: outputs.pop(0) if outputs else Refusal(500, b'{"error":"down"}')
+            answer = await harness.gateway.chat(stream=stream, **RUN)
+            assert b"backend_error" in answer.raw
+            assert upstream.noted(called) == ([] if fails_first else [f"echo {called}"])
+            assert [request for request in other.requests if request.method == "POST"] == []
+            # Without server tools, the same model is a fallback.
+            assert (await harness.gateway.chat(stream=stream)).status == 200
+            refused = await harness.gateway.chat(stream=stream, fallbacks=["other"], **RUN)
+            assert (refused.status, refused.body["error"]["param"]) == (400, "fallbacks")

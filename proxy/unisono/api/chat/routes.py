@@ -165,8 +165,10 @@ class ChatRoute:
             runnable=model.runnable,
             rules=model.rules,
         )
-        # Each choice is a generation of its own. One pass-through answer could not replace them all.
-        if way.passes and generation.choices == 1:
+        # A pass-through answer cannot replace several choices, because each of them is a generation of its own. It also
+        # cannot replace an answer for which the gateway has run tools, because the results of the calls would be lost.
+        may_run_tools = way is AnswerMode.ENGINE_THEN_PASSTHROUGH and generation.request.server_tools is not None
+        if way.passes and generation.choices == 1 and not may_run_tools:
             generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))
         return chat, model, generation
 
