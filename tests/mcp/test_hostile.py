@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -363,10 +364,12 @@ async def test_closed_event_stream_is_not_reopened_immediately(host: McpHost) ->
 
 async def test_log_contains_no_secrets_and_no_content(host: McpHost, caplog: pytest.LogCaptureFixture) -> None:
     canaries = ("canary-token", "canary-header", "canary-argument", "canary-result", "canary-query", "canary-error")
+    invalid_notification = message(method="notifications/progress", params={"progress": "canary-error"})
     acts: list[Acting] = [
         lambda seen: [text(seen, "canary-result")],
         lambda seen: [plain(200, b"canary-result {")],
         lambda seen: [Write(EVENTS), event(b"canary-error"), Close()],
+        lambda seen: [Write(EVENTS), event(invalid_notification), event(result(seen)), Close()],
         lambda seen: [Reset()],
     ]
     with caplog.at_level(logging.DEBUG):
@@ -383,6 +386,17 @@ async def test_log_contains_no_secrets_and_no_content(host: McpHost, caplog: pyt
         await host.aclose()
     assert not [canary for canary in canaries if canary in caplog.text]
     assert "canary" not in repr(server).replace("canary-query", "")
+
+
+def test_every_logger_of_the_sdk_is_silent() -> None:
+    loggers = {
+        found.name: found
+        for name, module in [*sys.modules.items()]
+        if name.partition(".")[0] in ("mcp", "mcp_types", "httpx2", "httpcore2")
+        and isinstance(found := getattr(module, "logger", None), logging.Logger)
+    }
+    assert loggers
+    assert [name for name, found in loggers.items() if found.isEnabledFor(logging.ERROR)] == []
 
 
 @pytest.mark.slow

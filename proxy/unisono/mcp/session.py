@@ -45,8 +45,9 @@ from unisono.mcp.stream_bridge import ReadStream, WatchedTransport, WriteStream
 
 log = logging.getLogger(__name__)
 
-# The SDK logs messages, tokens and addresses. This module logs what an operator needs.
-for _talkative in ("mcp", "httpx2", "httpcore2"):
+# The SDK logs messages, tokens and addresses. This module logs what an operator needs. The logger of the SDK's module
+# `mcp.client.session` has the name `client`.
+for _talkative in ("mcp", "client", "httpx2", "httpcore2"):
     logging.getLogger(_talkative).setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
