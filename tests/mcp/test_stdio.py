@@ -20,6 +20,7 @@ from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
 from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.stdio_lines import answered_request
 from unisono.mcp.subprocess_reaper import Watch
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
@@ -149,6 +150,102 @@ async def test_endless_line_makes_the_server_unavailable(upstream: Upstream) -> 
         with pytest.raises(ToolServerUnavailable):
             await host.list_tools(server)
     await host.aclose()
+
+
+# Server with the tools of `UNREADABLE_ANSWERS`, each of which answers with this line, and with the tool `slow`.
+RAW_SERVER = """
+import json, sys, threading, time
+
+LINES = {lines!r}
+
+def write(line):
+    sys.stdout.buffer.write(line + b"\\n")
+    sys.stdout.buffer.flush()
+
+def answer(id, result):
+    write(json.dumps({{"jsonrpc": "2.0", "id": id, "result": result}}).encode())
+
+def text(words):
+    return {{"content": [{{"type": "text", "text": words}}]}}
+
+for line in sys.stdin:
+    message = json.loads(line)
+    id, method = message.get("id"), message["method"]
+    if method == "initialize":
+        about = {{"capabilities": {{"tools": {{}}}}, "serverInfo": {{"name": "a", "version": "1"}}}}
+        answer(id, {{"protocolVersion": message["params"]["protocolVersion"], **about}})
+    elif method != "tools/call":
+        if id is not None:
+            write(json.dumps({{"jsonrpc": "2.0", "id": id, "error": {{"code": -32601, "message": "no"}}}}).encode())
+    elif (name := message["params"]["name"]) == "slow":
+        threading.Timer(1.0, answer, (id, text("finished"))).start()
+    elif name in LINES:
+        line = LINES[name].replace(b"LONG", b"x" * 300_000).replace(b"MANY", b"1," * 80_000)
+        write(line.replace(b"ID", str(id).encode()))
+    else:
+        answer(id, text("acted"))
+"""
+TEXT = b'"result":{"content":[{"type":"text","text":"%s"}]}'
+INVALID = "The tool server sent an invalid answer. The tool may or may not have run."
+TOO_LARGE = "The result of the tool cannot be read: the answer exceeds the size limit of {}; request a smaller result."
+TOO_LONG = TOO_LARGE.format("100,000 bytes")
+# The line of the server, and the text for the model.
+UNREADABLE_ANSWERS = {
+    "lone surrogate": (b'{"jsonrpc":"2.0","id":ID,' + TEXT % rb"x\ud83dy" + b"}", INVALID),
+    "lone surrogate, id last": (b"{" + TEXT % rb"x\ud83dy" + b',"jsonrpc":"2.0","id":ID}', INVALID),
+    "invalid UTF-8": (b'{"jsonrpc":"2.0","id":ID,' + TEXT % b"\xff" + b"}", INVALID),
+    "list as a result": (b'{"jsonrpc": "2.0", "id": ID, "result": [1]}', INVALID),
+    "text as an error": (b'{"jsonrpc":"2.0","id":"ID","error":"broken"}', INVALID),
+    "no result": (b'{"jsonrpc":"2.0","id":ID}', INVALID),
+    "deep": (b'{"jsonrpc":"2.0","id":ID,"result":{"a":' + b"[" * 5000 + b"]" * 5000 + b"}}", INVALID),
+    "too large": (b'{"jsonrpc":"2.0","id":ID,' + TEXT % b"LONG" + b"}", TOO_LONG),
+    "too large, id last": (b"{" + TEXT % b"LONG" + b',"id":ID,"jsonrpc":"2.0"}', TOO_LONG),
+    "just too large": (b'{"jsonrpc":"2.0","id":ID,' + TEXT % (b"x" * 100_000) + b"}", TOO_LONG),
+}
+
+
+async def test_unreadable_answer_fails_its_call_at_once_and_no_other_call() -> None:
+    host = McpHost(limits=McpLimits(answer_bytes=100_000))
+    command = script(RAW_SERVER.format(lines={name: line for name, (line, _) in UNREADABLE_ANSWERS.items()}))
+    server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
+    assert (await host.call(server, "other", sent({}))).text == "acted"
+    # Far below the time limit of a call.
+    async with asyncio.timeout(10):
+        slow = asyncio.create_task(host.call(server, "slow", sent({})))
+        outcomes = {name: await host.call(server, name, sent({})) for name in UNREADABLE_ANSWERS}
+        assert (await slow).text == "finished"
+    assert {name: outcome.text for name, outcome in outcomes.items()} == {
+        name: text for name, (_, text) in UNREADABLE_ANSWERS.items()
+    }
+    assert all(outcome.is_error for outcome in outcomes.values())
+    await host.aclose()
+
+
+async def test_answer_with_too_many_tokens_fails_only_its_call() -> None:
+    host = McpHost(limits=McpLimits(looked_through=50_000))
+    line = b'{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"a":[MANY1]}}}'
+    server = ToolServer(
+        "a", command=script(RAW_SERVER.format(lines={"many": line})), transport=ToolTransport.STDIO, configured=True
+    )
+    slow = asyncio.create_task(host.call(server, "slow", sent({})))
+    assert (await host.call(server, "many", sent({}))).text == TOO_LARGE.format("50,000 JSON tokens")
+    assert (await slow).text == "finished"
+    await host.aclose()
+
+
+NOT_ANSWERS = {
+    "request of the server": b'{"jsonrpc":"2.0","id":1,"method":"ping","params":"\xff"}',
+    "request of the server, id last": b'{"method":"ping","params":{"result":"\xff"},"jsonrpc":"2.0","id":1}',
+    "notification": b'{"jsonrpc":"2.0","method":"x","params":{"id":1}}',
+    "id inside the result": b'{"jsonrpc":"2.0","result":{"id":1}}',
+    "partial answer": b'{"jsonrpc":"2.0","id":1,"result":{"content":[',
+    "no id": b'{"jsonrpc":"2.0","id":null,"error":{}}',
+}
+
+
+@pytest.mark.parametrize("line", NOT_ANSWERS.values(), ids=NOT_ANSWERS)
+def test_line_that_is_not_an_answer_belongs_to_no_request(line: bytes) -> None:
+    assert answered_request(line + b"\n") is None
 
 
 _STARTED: list[str] = []

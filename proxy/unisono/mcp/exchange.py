@@ -18,7 +18,7 @@ class NoAnswer(Exception):
     """The server's answer ended without a response to its request."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Exchange:
     """Progress of one message to a tool server, and of its answer.
 

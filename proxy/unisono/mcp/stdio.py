@@ -1,9 +1,9 @@
 """Tool server as a child process: one JSON message per line on standard input and output.
 
-The SDK's own transport accepts lines of any length and copies the partial line at every read. This transport ends a
-server that exceeds the size limit. The process leads its own process group, and the whole group is ended at shutdown,
-even if the gateway is killed. The process sees only the configured environment and a few harmless variables. The
-beginning of its standard error is logged.
+The SDK's own transport accepts lines of any length, copies the partial line at every read, and ignores invalid answers.
+With this transport, an answer that is invalid or too large makes its call fail at once. The process leads its own
+process group, and the whole group is ended at shutdown, even if the gateway is killed. The process sees only the
+configured environment and a few harmless variables. The beginning of its standard error is logged.
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import (
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCRequest,
+    RequestId,
+    jsonrpc_message_adapter,
+)
 
 from unisono.core.tools import Command
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
-from unisono.mcp.response_filter import TrimLimitReached, trim
+from unisono.mcp.response_filter import TrimLimitReached, too_large, trim
+from unisono.mcp.stdio_lines import EndlessLine, Line, answered_request, read_line
 from unisono.mcp.subprocess_reaper import WATCH
 
 log = logging.getLogger(__name__)
@@ -36,7 +46,11 @@ GRACE_S: Final = 1.0
 # Maximum number of logged lines of a server's standard error. Further lines are read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
+# Error of the gateway in place of an answer that it cannot read. It begins like the SDK's own error (`calls`).
+UNREADABLE: Final = "Failed to parse the answer."
 
+# Records of the requests, by request id, for as long as their callers keep them.
+Exchanges: TypeAlias = WeakValueDictionary[RequestId, Exchange]
 Inbox = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outbox = MemoryObjectSendStream[SessionMessage]
 
@@ -59,9 +73,10 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
     )
     to_session, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    exchanges = Exchanges()
     pumps = (
-        asyncio.create_task(_read(child, to_session, label, limits)),
-        asyncio.create_task(_write(child, from_session, to_session)),
+        asyncio.create_task(_read(child, to_session, label, limits, exchanges)),
+        asyncio.create_task(_write(child, from_session, to_session, exchanges)),
         asyncio.create_task(_log(child, label)),
     )
     try:
@@ -89,10 +104,11 @@ async def _read(
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     label: str,
     limits: McpLimits,
+    exchanges: Exchanges,
 ) -> None:
     assert child.stdout is not None
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await _messages(child.stdout, to_session, label, limits)
+        await _messages(child.stdout, to_session, label, limits, exchanges)
     to_session.close()
     # Read the rest, because a server that is blocked on its output does not notice that its input was closed.
     while await child.stdout.read(1 << 16):
@@ -104,38 +120,49 @@ async def _messages(
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     label: str,
     limits: McpLimits,
+    exchanges: Exchanges,
 ) -> None:
     while True:
         try:
-            line = await stdout.readline()
-        except ValueError:
-            log.warning(
-                "tool server wrote a line that exceeds the size limit; its session ends", extra={"tool_server": label}
-            )
+            line = await read_line(stdout, limits.answer_bytes)
+        except EndlessLine:
+            log.warning("tool server wrote a line without an end; its session ends", extra={"tool_server": label})
             return
-        if not line:
+        if not line.data:
             return
+        if (message := await _to_message(line, label, limits, exchanges)) is not None:
+            await to_session.send(SessionMessage(message))
+
+
+async def _to_message(line: Line, label: str, limits: McpLimits, exchanges: Exchanges) -> JSONRPCMessage | None:
+    """Return the message in a line.
+
+    For an answer that is invalid or too large, returns an error as the answer to its request. Returns None for any
+    other line that is not a message.
+    """
+    problem = too_large(limits.answer_bytes) if line.is_too_large else ""
+    if not problem:
         try:
-            line = await trim(line, limits)
-        except TrimLimitReached:
-            log.warning(
-                "tool server wrote a message with too many JSON tokens; its session ends", extra={"tool_server": label}
-            )
-            return
-        try:
-            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            return jsonrpc_message_adapter.validate_json(await trim(line.data, limits), by_name=False)
+        except TrimLimitReached as error:
+            problem = too_large(error.limit, "JSON tokens")
         except ValueError:
-            log.warning(
-                "tool server wrote a line that is not a JSON-RPC message; it is ignored", extra={"tool_server": label}
-            )
-            continue
-        await to_session.send(SessionMessage(message))
+            pass
+    about, request_id = {"tool_server": label}, answered_request(line.data)
+    if request_id is None:
+        log.warning("tool server wrote a line that is too large or not a JSON-RPC message; it is ignored", extra=about)
+        return None
+    log.warning("tool server sent an invalid answer: %s", problem or "it is not a JSON-RPC message", extra=about)
+    if problem and (exchange := exchanges.get(request_id)) is not None:
+        exchange.is_too_large, exchange.problem = True, problem
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=PARSE_ERROR, message=UNREADABLE))
 
 
 async def _write(
     child: asyncio.subprocess.Process,
     from_session: MemoryObjectReceiveStream[SessionMessage],
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    exchanges: Exchanges,
 ) -> None:
     assert child.stdin is not None
     try:
@@ -144,6 +171,8 @@ async def _write(
             if exchange.is_aborted:
                 # The caller no longer waits, and treats the message as unsent.
                 continue
+            if isinstance(item.message, JSONRPCRequest):
+                exchanges[item.message.id] = exchange
             message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
             exchange.sent = not child.stdin.is_closing()
             child.stdin.write(encoded(message, exchange.arguments) + b"\n")
