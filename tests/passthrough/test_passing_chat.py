@@ -82,6 +82,19 @@ async def test_the_body_is_forwarded_unchanged_except_for_the_model(kind: str, s
     assert "authorization" not in request.headers
 
 
+@pytest.mark.parametrize("model", ["other", "oss"], ids=["requested", "fallback"])
+async def test_fields_for_the_gateway_are_not_forwarded(model: str) -> None:
+    fields = {"unisono": {"run_tools": False}, "tags": ["batch"], "litellm_metadata": {"a": "b"}, "temperature": 0.5}
+    async with FakeVllm(script=lambda _: SERVER_ERROR) as oss, FakeOpenAi() as other:
+        settings = {"fallbacks": [{"oss": ["other"]}]}
+        async with served(oss_entry(oss.url, "oss"), entry(other.url), router_settings=settings) as running:
+            answer = await running.chat(model=model, **fields)
+    assert answer.status == 200, answer.raw
+    [request] = other.requests
+    assert fields.keys() & request.json == {"temperature"}
+    assert "tags" in answer.headers["x-unisono-notes"].split(", ")
+
+
 async def test_a_response_is_returned_unchanged_except_for_the_model() -> None:
     extra = {"system_fingerprint": "there", "service_tier": "default", "unknown": [1.5, {"a": None}]}
     script = OpenAiScript(extra=extra)

@@ -24,6 +24,7 @@ from unisono.api.json_response import to_whole
 from unisono.api.passthrough_estimates import estimated_input, is_media
 from unisono.api.request_options import request_fields
 from unisono.api.sse import DONE, EventSource, EventStream, error_event, event
+from unisono.api.unused_fields import NOTES, without_effect
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantMessage,
@@ -37,7 +38,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Event, Passed
 from unisono.core.lax_numbers import whole_number
-from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
+from unisono.core.passthrough_request import GATEWAY_FIELDS, AnswerMode, Api, PassthroughRequest, ServedName
 from unisono.engine.request import (
     AnswerOptions,
     BatchStream,
@@ -172,6 +173,8 @@ async def passed_through(
     Hooks see `readable`, the body with texts instead of files; None if the body has no files. Raises InvalidRequest if
     `stream` is not a boolean. Raises the errors of `service` if it refuses the request.
     """
+    ignored = {name: value for name, value in body.items() if name in GATEWAY_FIELDS}
+    request.scope["state"][NOTES] = (*without_effect("", ignored),)
 
     def to_requests() -> tuple[PassthroughRequest, GenerationRequest]:
         passthrough = to_passthrough(api, body, AnswerMode.PASSTHROUGH)

@@ -68,6 +68,10 @@ BYTE_APIS: Final = frozenset({Api.SPEECH, Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 # APIs whose requests are forms with a file.
 UPLOAD_APIS: Final = frozenset({Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 
+# Fields of a body that address the gateway, and that are not sent to backends. Other such fields are removed when they
+# are read.
+GATEWAY_FIELDS: Final = frozenset({"unisono", "tags", "litellm_metadata"})
+
 
 def answers_bytes(api: Api, body: Mapping[str, Json]) -> bool:
     """Return True if the answer is relayed as bytes instead of JSON objects.

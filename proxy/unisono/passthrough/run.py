@@ -15,7 +15,15 @@ from time import monotonic
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
 from unisono.core.observer import Pace, StepDone
-from unisono.core.passthrough_request import AnswerPart, Api, PassthroughJob, PassthroughRequest, has_output, starred
+from unisono.core.passthrough_request import (
+    GATEWAY_FIELDS,
+    AnswerPart,
+    Api,
+    PassthroughJob,
+    PassthroughRequest,
+    has_output,
+    starred,
+)
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.attempt import SlotSession
 from unisono.engine.failover_policy import Progress
@@ -201,12 +209,12 @@ class PassthroughTelemetry:
 
 
 def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
-    """Return the client's body with a token limit, and with a request to report the usage.
+    """Return the client's body with a token limit and a request to report the usage.
 
-    `max_tokens` is the maximum number of tokens for all generated answers together; None means no limit. If the
-    client's limit is higher, it is lowered to this number.
+    The fields that address the gateway are left out. `max_tokens` is the maximum number of tokens for all generated
+    answers together; None means no limit. If the client's limit is higher, it is lowered to this number.
     """
-    body = dict(passthrough.body)
+    body = {name: value for name, value in passthrough.body.items() if name not in GATEWAY_FIELDS}
     if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:
         options = body.get("stream_options")
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
