@@ -364,6 +364,14 @@ async def test_a_partial_gpt_oss_answer_continues_on_the_backend_that_failed(by:
     assert other.requests == []
 
 
+async def test_several_choices_use_only_the_kind_of_the_requested_model() -> None:
+    async with FakeVllm(script=lambda _: SERVER_ERROR) as oss, FakeOpenAi() as other:
+        settings = {"fallbacks": [{"oss": ["other"]}]}
+        async with served(oss_entry(oss.url, "oss"), entry(other.url), router_settings=settings) as running:
+            assert (await running.chat(model="oss", n=2)).status == 502
+            assert (await running.chat(model="oss", n=1)).status == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_gpt_oss_is_a_fallback_for_a_pass_through_model(stream: bool) -> None:
     async with FakeVllm(tokens=HARMONY) as oss, FakeOpenAi(SERVER_ERROR) as other:
