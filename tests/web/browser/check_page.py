@@ -281,6 +281,21 @@ def test_the_key_is_requested_and_kept_only_for_the_session(stage: dict[str, str
     page.get_by_role("heading", name="API key").wait_for()
 
 
+@pytest.mark.parametrize("wrong", ["ключ", "sk-1…", "sk-é", "sk 1"])
+def test_a_key_that_cannot_be_sent_is_refused_like_any_wrong_key(
+    stage: dict[str, str], opened: Opened, wrong: str
+) -> None:
+    page = opened(stage["keyed"])
+    page.get_by_label("Key", exact=True).fill(wrong)
+    page.locator("dialog").get_by_role("button", name="Sign in").click()
+    page.get_by_text("The API key is not valid").wait_for()
+    page.reload()
+    page.get_by_text("The API key is not valid").wait_for()
+    page.get_by_label("Key", exact=True).fill(stage["key"])
+    page.keyboard.press("Enter")
+    page.locator(".is-ready").first.wait_for()
+
+
 def test_a_key_can_be_kept_only_until_reload(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill(stage["key"])

@@ -4,6 +4,8 @@
 const KEPT = "unisono.key";
 // Beginning of a comment with tokens in a stream.
 const TOKENS = ": tokens ";
+// Characters that a key can have. Browsers refuse to send some other characters in a header.
+const SENDABLE = /^[!-~]*$/;
 let key = kept();
 let ask = async () => false;
 let onContact = () => {};
@@ -63,30 +65,35 @@ export function reason(error) {
 }
 
 // Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key.
-export async function asked(path, { body, signal, quiet, headers: more } = {}) {
+export async function asked(path, { body, signal, quiet, headers = {} } = {}) {
   for (;;) {
-    const headers = { ...more };
-    if (key) headers.authorization = `Bearer ${key}`;
-    if (body !== undefined) headers["content-type"] = "application/json";
-    const given = {
-      method: body === undefined ? "GET" : "POST",
-      headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal,
-      cache: "no-store",
-      credentials: "omit",
-      redirect: "error",
-    };
-    const answer = await fetch(path, given).catch((error) => {
-      if (error.name === "AbortError") throw error;
-      onContact(false);
-      throw new Unreachable("The gateway does not answer.");
-    });
-    onContact(true);
-    if (answer.ok) return answer;
-    const refused = await refusal(answer);
-    if (answer.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
+    const answer = SENDABLE.test(key) ? await sent(path, body, signal, headers) : null;
+    if (answer?.ok) return answer;
+    const refused = answer ? await refusal(answer) : new Refused(401, "The API key is not valid.");
+    if (refused.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
   }
+}
+
+async function sent(path, body, signal, more) {
+  const headers = { ...more };
+  if (key) headers.authorization = `Bearer ${key}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const given = {
+    method: body === undefined ? "GET" : "POST",
+    headers,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+    cache: "no-store",
+    credentials: "omit",
+    redirect: "error",
+  };
+  const answer = await fetch(path, given).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    onContact(false);
+    throw new Unreachable("The gateway does not answer.");
+  });
+  onContact(true);
+  return answer;
 }
 
 export async function json(path, given) {
