@@ -179,6 +179,23 @@ def test_every_listed_key_is_treated_by_its_class(section: str) -> None:
                 assert parse(raw, {}).warnings == (f"LiteLLM settings without effect in Unisono: {key}",)
 
 
+# Keys that LiteLLM reads or documents, but declares in no class of its source.
+UNDECLARED = {
+    "general_settings": (
+        *("disable_error_logs", "enable_mcp_registry", "encryption_algorithm", "forward_llm_provider_auth_headers"),
+        *("context_management_summary_model", "litellm_license", "mcp_allow_all_keys_respects_mcp_scope"),
+        *("enforce_fallback_budget", "enforce_project_model_quota", "team_admin_editable_team_fields"),
+    ),
+    "litellm_settings": ("budget_reset_time", "enable_post_custom_auth_checks", "priority_reservation_settings"),
+    "router_settings": ("enable_pre_call_check",),
+}
+
+
+@pytest.mark.parametrize("section", UNDECLARED)
+def test_keys_that_litellm_reads_without_declaring_them_are_listed(section: str) -> None:
+    assert set(UNDECLARED[section]) <= {*keys_of(section)}
+
+
 MISSPELLED = {
     "default_fallback": ({"litellm_settings": {"default_fallback": ["m"]}}, "default_fallbacks"),
     "stream_timeouts": (entry(stream_timeouts=3), "stream_timeout"),

@@ -67,6 +67,22 @@ def module_settings() -> set[str]:
     return {name for name in found if re.fullmatch("[a-z][a-z0-9_]*", name) and not name.endswith(DATA_SUFFIXES)} - DATA
 
 
+# Strings that the source of LiteLLM looks for in the value of another setting, such as `"slack" in alerting`.
+NO_KEYS = frozenset(("email", "ms_teams", "slack"))
+
+
+def keys_read(section: str) -> set[str]:
+    """Return the keys that the source of LiteLLM reads from a section, as a literal or as a constant."""
+    texts = [path.read_text("utf-8") for path in PACKAGE.rglob("*.py")]
+    constants = dict(
+        match for text in texts for match in re.findall(r"^([A-Z_]+)(?:: Final)? = \"(\w+)\"$", text, re.M)
+    )
+    access = rf"{section}(?:_view)?(?:\(\))?(?: or {{}}\))?(?:\.get\(|\[)\s*(\"?)(\w+)\b\1"
+    read = [match for text in texts for match in re.findall(access, text)]
+    read += [('"', name) for text in texts for name in re.findall(rf"\"(\w+)\" (?:not )?in {section}\b", text)]
+    return {name if quote else constants[name] for quote, name in read if quote or name in constants} - NO_KEYS
+
+
 PARAMS = {"GenericLiteLLMParams", "LiteLLM_Params", "CredentialLiteLLMParams"}
 SECTIONS: dict[str, tuple[type[BaseModel], Iterable[str]]] = {
     "model_list[].litellm_params": (LitellmParams, class_fields("types/router.py", PARAMS)),
@@ -86,3 +102,11 @@ def test_every_setting_of_litellm_is_supported_or_listed(section: str) -> None:
     known = {*model.model_fields, *keys_of(section), *ModelEntry.model_fields, *entry_limits}
     assert set(names)
     assert sorted(set(names) - known) == [], "classify these keys in litellm_keys.yaml"
+
+
+@pytest.mark.parametrize("section", ["general_settings", "litellm_settings", "router_settings"])
+def test_every_key_that_litellm_reads_from_a_section_is_supported_or_listed(section: str) -> None:
+    model, _ = SECTIONS[section]
+    read = keys_read(section)
+    assert read
+    assert sorted(read - {*model.model_fields, *keys_of(section)}) == [], "classify these keys in litellm_keys.yaml"
