@@ -162,11 +162,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "empty master key": (
         {"general_settings": {"master_key": "  "}},
-        "general_settings: `master_key` is empty; set a key, or remove `master_key` to serve on loopback only",
+        "general_settings.master_key: must not be empty; set a key, or remove `master_key` to serve on loopback only",
     ),
     "master key with a line break": (
         {"general_settings": {"master_key": "sk-1\n"}},
-        "general_settings: `master_key` must be printable ASCII without spaces, because clients send it in a header",
+        "general_settings.master_key: must be printable ASCII without spaces, because clients send it in a header",
     ),
     "model name with a line break": (
         {"model_list": [entry("gpt-oss\nx")]},
@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "blank store URL": (
         {"store": {"url": " "}},
-        "store: `url` is empty; set an address, or remove the key to use a SQLite file",
+        "store.url: must not be empty; set an address, or remove the key to use a SQLite file",
     ),
     "store as text": (
         {"store": "redis://localhost"},
@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "short salt key": (
         {"unisono": {"salt_key": "salt"}},
-        "unisono: `salt_key` must have at least 16 characters; remove it to have one generated",
+        "unisono.salt_key: must have at least 16 characters; remove the key to have a salt generated",
     ),
     "variable not set": (
         {"general_settings": {"master_key": "os.environ/NOT_SET"}},
@@ -202,6 +202,44 @@ WRONG: dict[str, tuple[Any, str]] = {
     "variable not set, in a list": (
         {"unisono": {"cors_origins": ["https://a.example", "os.environ/NOT_SET"]}},
         "unisono.cors_origins[1]: the environment variable NOT_SET is not set",
+    ),
+    "unknown key in an alias": (
+        {"router_settings": {"model_group_alias": {"y": {"model": "z", "hiden": True}}}},
+        "router_settings.model_group_alias.y.hiden: unknown key `hiden`; remove it",
+    ),
+    "alias without a model": (
+        {"router_settings": {"model_group_alias": {"y": {"hidden": True}}}},
+        "router_settings.model_group_alias.y.model: field required",
+    ),
+    "alias as a number": (
+        {"router_settings": {"model_group_alias": {"y": 5}}},
+        "router_settings.model_group_alias.y: input should be a valid string; or input should be a mapping",
+    ),
+    "neither of two types": (
+        {"unisono": {"hedge": {"after": "p99"}}},
+        "unisono.hedge.after: input should be 'p95'; or input should be a valid number, unable to parse string as a "
+        "number",
+    ),
+    "neither a date nor a word": (
+        {"unisono": {"current_date": "tomorrow"}},
+        "unisono.current_date: input should be a valid date or datetime, input is too short; or input should be "
+        "'today' or 'none'",
+    ),
+    "invalid key": (
+        {"unisono": {"builtin_tools": {"foo": "x"}}},
+        "unisono.builtin_tools.foo: the key is not valid: input should be 'browser', 'python' or 'container'",
+    ),
+    "invalid label": (
+        {"mcp_servers": {"a b": {"url": "http://x"}}},
+        "mcp_servers.a b: the key is not valid: string should match pattern '^[A-Za-z][A-Za-z0-9_-]{0,63}$'",
+    ),
+    "unknown key in one of two types": (
+        {"mcp_servers": {"a": {"url": "http://x", "allowed_tools": {"tool_name": ["x"]}}}},
+        "mcp_servers.a.allowed_tools.tool_name: unknown key `tool_name`; remove it",
+    ),
+    "invalid option of a hook": (
+        {"unisono": {"hooks": [{"pii": {"timeout_s": "x"}}]}},
+        "unisono.hooks[0].timeout_s: input should be a valid number, unable to parse string as a number",
     ),
     "environment as a list": (
         {"environment_variables": ["A=1"]},
@@ -215,6 +253,44 @@ def test_an_invalid_value_is_rejected_with_its_path(raw: Any, message: str) -> N
     with pytest.raises(ConfigError) as error:
         parse(raw, {"LATIN": "caf\udce9"})
     assert str(error.value) == message
+
+
+def test_all_errors_of_a_file_are_reported_together() -> None:
+    raw = {
+        "model_list": [entry(litellm_params={"timeout": -1})],
+        "general_settings": {"completion_model": "z", "master_key": ""},
+        "router_settings": {
+            "provider_budget_config": {"vllm": {"budget_limit": 1, "time_period": "x"}},
+            "model_group_alias": {"a": "z", "b": "z"},
+            "fallbacks": [{"a": ["gpt-oss-20b"]}, {"z": ["y"]}],
+        },
+        "unisono": {"salt_key": "short", "max_queue": "x", "colour": 1, "metrics_listen": "0.0.0.0:99"},
+    }
+    with pytest.raises(ConfigError) as error:
+        parse(raw, {})
+    assert [message.partition(":")[0] for message in error.value.messages] == [
+        "unisono.colour",
+        "model_list[0].litellm_params.timeout",
+        "general_settings.master_key",
+        "router_settings.provider_budget_config.vllm.time_period",
+        "unisono.salt_key",
+        "unisono.max_queue",
+        "unisono.metrics_listen",
+        "router_settings.model_group_alias.a",
+        "router_settings.model_group_alias.b",
+        "router_settings.fallbacks[0].a",
+        "router_settings.fallbacks[1].z[0]",
+        "router_settings.fallbacks[1].z",
+        "general_settings.completion_model",
+    ]
+
+
+def test_an_invalid_name_causes_no_errors_of_its_references() -> None:
+    for name in (3, "os.environ/NOT_SET"):
+        raw = {"model_list": [entry(model_name=name)], "general_settings": {"completion_model": "m"}}
+        with pytest.raises(ConfigError) as error:
+            parse(raw, {})
+        assert [message.partition(":")[0] for message in error.value.messages] == ["model_list[0].model_name"]
 
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {

@@ -16,7 +16,7 @@ from unisono.api.route_table import READ_404, RouteTable, dependency
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError, NotAllowed, NotFound
-from unisono.net.special_addresses import is_loopback
+from unisono.net.special_addresses import loopback_address
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Maximum size of a request to the listener in bytes.
@@ -59,18 +59,6 @@ async def get_metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-def listening_address(listen: str) -> tuple[str, int]:
-    """Parse `host:port`. Raises ValueError for any other form, and unless the host is loopback."""
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
-        raise ValueError("must have the form host:port")
-    host = "127.0.0.1" if host == "localhost" else host
-    if not is_loopback(host):
-        raise ValueError("must be a loopback address, such as 127.0.0.1, because this port requires no key")
-    return host, int(port)
-
-
 class MetricsListener:
     """Server for `GET /metrics` at a loopback `address`, with one request per connection.
 
@@ -78,7 +66,7 @@ class MetricsListener:
     """
 
     def __init__(self, address: str, page: MetricsPage, *, shared: bool = False) -> None:
-        self._host, self._port = listening_address(address)
+        self._host, self._port = loopback_address(address)
         self._metrics_page = page
         self._shared = shared
         self._server: asyncio.Server | None = None

@@ -277,10 +277,7 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
 
         def listen() -> SharedResource[MetricsListener]:
             # If there are several workers, each accepts connections on the port and reports the metrics of all workers.
-            try:
-                listening = MetricsListener(at, text, shared=share > 1)
-            except ValueError as error:
-                raise ConfigError(f"unisono.metrics_listen: {error}") from None
+            listening = MetricsListener(at, text, shared=share > 1)
             return SharedResource(listening, at, start=listening.start, close=listening.aclose)
 
         listener = reuse_or_build(None if old is None else old.listener, at, listen)

@@ -64,26 +64,44 @@ class _Names:
             raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
         return model
 
+    def resolve_all(self, names: Sequence[str], path: str) -> list[str]:
+        """Return the models of a list of names. Raises ConfigError with all unknown names."""
+        found, errors = [], ConfigErrors()
+        for at, name in enumerate(names):
+            with errors:
+                found.append(self.resolve(name, f"{path}[{at}]"))
+        errors.raise_all()
+        return found
+
     def read(self, rows: FallbackList, path: str) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
+        errors = ConfigErrors()
         for index, row in enumerate(rows):
             for model, names in row.items():
-                entry_path = f"{path}[{index}].{model}"
-                targets = [self.resolve(name, f"{entry_path}[{at}]") for at, name in enumerate(names)]
-                # A model can have a list under its name or under an alias, but not under both.
-                origin = model if model == ANY else self.resolve(model, entry_path)
-                for at, target in enumerate(targets):
-                    if origin != ANY and self.modes[target] is not self.modes[origin]:
-                        raise ConfigError(
-                            f"{entry_path}[{at}]: `{target}` has the mode `{self.modes[target]}` and cannot replace "
-                            f"a model of the mode `{self.modes[origin]}`; remove `{target}` from the list"
-                        )
-                if origin in found:
-                    raise ConfigError(
-                        f"{entry_path}: this is a second list for the model `{origin}`; merge the two lists"
-                    )
-                found[origin] = targets
+                with errors:
+                    self._add(found, model, names, f"{path}[{index}].{model}")
+        errors.raise_all()
         return found
+
+    def _add(self, found: dict[str, list[str]], model: str, names: Sequence[str], path: str) -> None:
+        """Add the list of a model to `found`."""
+        targets: list[str] = []
+        origin, errors = ANY, ConfigErrors()
+        with errors:
+            targets = self.resolve_all(names, path)
+        with errors:
+            # A model can have a list under its name or under an alias, but not under both.
+            origin = model if model == ANY else self.resolve(model, path)
+        errors.raise_all()
+        for at, target in enumerate(targets):
+            if origin != ANY and self.modes[target] is not self.modes[origin]:
+                raise ConfigError(
+                    f"{path}[{at}]: `{target}` has the mode `{self.modes[target]}` and cannot replace a model of the "
+                    f"mode `{self.modes[origin]}`; remove `{target}` from the list"
+                )
+        if origin in found:
+            raise ConfigError(f"{path}: this is a second list for the model `{origin}`; merge the two lists")
+        found[origin] = targets
 
 
 def _sections(config: Config) -> tuple[tuple[str, Fallbacks], ...]:
@@ -111,6 +129,5 @@ def _larger(config: Config, known: _Names) -> dict[str, list[str]]:
 def _default(config: Config, known: _Names) -> list[str]:
     for section, settings in _sections(config):
         if settings.default_fallbacks is not None:
-            path = f"{section}.default_fallbacks"
-            return [known.resolve(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
+            return known.resolve_all(settings.default_fallbacks, f"{section}.default_fallbacks")
     return []

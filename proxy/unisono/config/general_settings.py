@@ -19,10 +19,21 @@ def _check_networks(values: tuple[str, ...]) -> tuple[str, ...]:
 Networks = Annotated[tuple[str, ...], AfterValidator(_check_networks)]
 
 
+def _check_master_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    # With an empty master key, every request with an empty key would be accepted. An empty key usually means that an
+    # environment variable is empty.
+    if not text.strip():
+        raise ValueError("must not be empty; set a key, or remove `master_key` to serve on loopback only")
+    if not all("!" <= letter <= "~" for letter in text):
+        raise ValueError("must be printable ASCII without spaces, because clients send it in a header")
+    return key
+
+
 class GeneralSettings(Section):
     """Access to the gateway, and the default model."""
 
-    master_key: SecretStr | None = None
+    master_key: Annotated[SecretStr, AfterValidator(_check_master_key)] | None = None
     """API key of the operator, which has all permissions.
     Without a master key, the gateway serves only on loopback, and requests need no key."""
     # In LiteLLM, an empty list permits no address. So it must not mean all addresses here.
@@ -53,17 +64,4 @@ class GeneralSettings(Section):
     def _proxies_are_known(self) -> GeneralSettings:
         if self.allowed_ips and self.use_x_forwarded_for and not self.trusted_proxy_ranges:
             raise ValueError("`use_x_forwarded_for` requires the addresses of the proxies; set `trusted_proxy_ranges`")
-        return self
-
-    # With an empty master key, every request with an empty key would be accepted. An empty key usually means that an
-    # environment variable is empty.
-    @model_validator(mode="after")
-    def _key_is_usable(self) -> GeneralSettings:
-        if self.master_key is None:
-            return self
-        key = self.master_key.get_secret_value()
-        if not key.strip():
-            raise ValueError("`master_key` is empty; set a key, or remove `master_key` to serve on loopback only")
-        if not all("!" <= letter <= "~" for letter in key):
-            raise ValueError("`master_key` must be printable ASCII without spaces, because clients send it in a header")
         return self

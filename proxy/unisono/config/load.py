@@ -93,8 +93,6 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     reading.errors.extend(errors)
     positions = FilePositions(reading.left_out)
     config = validated(tree, reading.errors, positions)
-    if reading.errors:
-        raise ConfigError(*reading.errors)
     hints = (
         positions.in_file(f"model_list[{index}].{hint}")
         for index, entry in enumerate(config.model_list)

@@ -64,8 +64,8 @@ class ModelRegistry:
     """
 
     def __init__(self, config: Config) -> None:
-        self._groups = {model.name: model for model in _groups(config.model_list)}
         errors = ConfigErrors()
+        self._groups = {model.name: model for model in _groups(config.model_list, errors)}
         for index, entry in enumerate(config.model_list):
             for position, label in enumerate(entry.unisono.mcp_servers or ()):
                 with errors:
@@ -203,7 +203,8 @@ def _kinds(model: ServedModel) -> set[bool]:
     return {entry.harmony for entry in model.entries}
 
 
-def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
+def _groups(entries: tuple[ModelEntry, ...], errors: ConfigErrors) -> Iterator[ServedModel]:
+    """Yield the models. Add to `errors` if entries of a model contradict each other."""
     names = dict.fromkeys(entry.model_name for entry in entries)
     for name in names:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
@@ -212,17 +213,20 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
         settings = indexed[0][1].unisono
         for index, entry in indexed[1:]:
             for field in CLIENT_VISIBLE:
-                if getattr(entry.unisono, field) != getattr(settings, field):
+                with errors:
+                    if getattr(entry.unisono, field) != getattr(settings, field):
+                        raise ConfigError(
+                            f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has "
+                            f"the same model_name `{name}`; set the same value in both"
+                        )
+            with errors:
+                if entry.mode is not indexed[0][1].mode:
                     raise ConfigError(
-                        f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "
-                        f"same model_name `{name}`; set the same value in both"
+                        f"model_list[{index}].model_info.mode: differs from model_list[{indexed[0][0]}], which has the "
+                        f"same model_name `{name}`; use different names"
                     )
-            if entry.mode is not indexed[0][1].mode:
-                raise ConfigError(
-                    f"model_list[{index}].model_info.mode: differs from model_list[{indexed[0][0]}], which has the "
-                    f"same model_name `{name}`; use different names"
-                )
-        _check_defaults(name, indexed)
+        with errors:
+            _check_defaults(name, indexed)
         yield ServedModel(name, tuple(entry for _, entry in indexed), settings, indexed[0][1].mode)
 
 

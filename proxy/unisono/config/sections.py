@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date, tzinfo
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, JsonValue, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr
 
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
@@ -30,6 +30,7 @@ from unisono.config.telemetry_settings import (
     TraceSettings,
 )
 from unisono.core.generation import Timeouts
+from unisono.net.special_addresses import loopback_address
 
 # Section of hooks: names, order, and behaviour on failure.
 
@@ -166,10 +167,17 @@ class RouterSettings(Fallbacks):
     """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`."""
 
 
+def _check_store_url(url: SecretStr) -> SecretStr:
+    # Reject an empty address: with the default, a local file, replicas would silently not share their state.
+    if not url.get_secret_value().strip():
+        raise ValueError("must not be empty; set an address, or remove the key to use a SQLite file")
+    return url
+
+
 class StoreSettings(Section):
     """Storage of state that outlives a request: responses, conversations, keys and usage."""
 
-    url: SecretStr | None = None
+    url: Annotated[SecretStr, AfterValidator(_check_store_url)] | None = None
     """Address of the store: `sqlite:///path`, `memory://`, or `redis://` and its variants.
     By default a SQLite file in the user's data folder. Several gateways with the same state need a shared Redis. The
     address is treated as secret, because it may contain a password."""
@@ -193,16 +201,20 @@ class StoreSettings(Section):
     spool_max_bytes: Count = 64 * 1024 * 1024
     """Maximum size of the usage records of one process in `spool_dir`, in bytes."""
 
-    # Reject an empty address: with the default, a local file, replicas would silently not share their state.
-    @model_validator(mode="after")
-    def _url_is_given(self) -> StoreSettings:
-        if self.url is not None and not self.url.get_secret_value().strip():
-            raise ValueError("`url` is empty; set an address, or remove the key to use a SQLite file")
-        return self
-
 
 # Minimum number of characters of the salt. Someone who can read the store could guess a shorter salt.
 MIN_SALT_LENGTH = 16
+
+
+def _check_salt(salt: SecretStr) -> SecretStr:
+    if len(salt.get_secret_value().strip()) < MIN_SALT_LENGTH:
+        raise ValueError(f"must have at least {MIN_SALT_LENGTH} characters; remove the key to have a salt generated")
+    return salt
+
+
+def _check_listener(address: str) -> str:
+    loopback_address(address)
+    return address
 
 
 class HedgeSettings(Section):
@@ -216,7 +228,7 @@ class HedgeSettings(Section):
 class GatewaySettings(Section):
     """Settings of the gateway itself."""
 
-    salt_key: SecretStr | None = None
+    salt_key: Annotated[SecretStr, AfterValidator(_check_salt)] | None = None
     """Secret that protects virtual keys, sealed data of clients, and models in the store.
     It must have at least 16 characters and be the same in all gateways that share a store. A new value makes existing
     keys, sealed data and stored models unusable. By default a salt is generated."""
@@ -292,7 +304,7 @@ class GatewaySettings(Section):
     that the keys had then."""
     metrics: bool = True
     """True serves metrics in Prometheus format at `/metrics`, to requests with a key."""
-    metrics_listen: str | None = None
+    metrics_listen: Annotated[str, AfterValidator(_check_listener)] | None = None
     """`host:port` on loopback at which `/metrics` is served without a key. By default none."""
     metrics_per_key: bool = False
     """True adds metrics by key and team: requests, tokens, cost, and the remaining budgets.
@@ -325,14 +337,6 @@ class GatewaySettings(Section):
     """Comparison of live answers with a reference backend, by `model_name`. By default none."""
     current_date: date | Literal["today", "none"] = "today"
     """Date in prompts: `today` in UTC, `none` for no date, or a fixed date to repeat runs."""
-
-    @model_validator(mode="after")
-    def _salt_is_long_enough(self) -> GatewaySettings:
-        if self.salt_key is not None and len(self.salt_key.get_secret_value().strip()) < MIN_SALT_LENGTH:
-            raise ValueError(
-                f"`salt_key` must have at least {MIN_SALT_LENGTH} characters; remove it to have one generated"
-            )
-        return self
 
 
 class Config(Section):

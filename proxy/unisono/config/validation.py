@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import field
-from typing import Any
+from functools import reduce
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
+from unisono.config.model_registry import ModelRegistry
 from unisono.config.sections import Config
 from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 PROVIDER = "provider"
 """Field of `LitellmParams` that contains the keys that are passed to litellm."""
 
 _ELEMENT = re.compile(r"\b(model_list|guardrails)\[(\d+)\]")
+
+KEY = "[key]"
+"""Part of pydantic's error location that stands for an invalid key."""
+
+# Names of types in pydantic's error locations, such as `constrained-str`. Keys in the file do not have this form.
+_TYPE = re.compile(r"str|int|float|bool|date|none|.*[^a-z0-9_].*")
+
+# Paths of values with which names or modes of models and servers may be lost.
+_NAMING = re.compile(
+    r"model_list(?!\[\d+\]\.litellm_params\.(?!model$))|mcp_servers(?!\.[^.]+\.)|router_settings\.model_group_alias"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +57,112 @@ class FilePositions:
         return f"{found[1]}[{position}]"
 
 
+Place: TypeAlias = tuple[int | str, ...]
+"""Keys and list indices that lead to a value in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Error of pydantic.
+
+    `union` is the place of the value with several possible types in which the error occurred, if any.
+    """
+
+    place: Place
+    text: str
+    union: Place | None = None
+
+
 def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> Config:
     """Return the validated configuration.
 
-    Raises ConfigError if the validation finds errors. The exception also contains `errors`, the errors found before.
+    Raises ConfigError if the validation finds errors, or if there are `errors` that were found before. The exception
+    contains all of them, and the errors of references between the sections.
     """
+    found = {line.partition(":")[0]: line for line in errors}
+    faults: dict[Place, str] = {}
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
-        found = list(errors)
-        # Report one error per key, although pydantic reports an error for each type that a value may have.
-        places = {line.partition(":")[0] for line in errors}
         # The input is excluded, because it may contain a secret.
-        for each in error.errors(include_url=False, include_input=False, include_context=False):
-            place = positions.in_file(_path(_place(each["loc"], tree, is_missing=each["type"] == "missing")))
-            if place not in places:
-                places.add(place)
-                is_unknown = each["type"] == "extra_forbidden"
-                sentence = f"unknown key `{each['loc'][-1]}`; remove it" if is_unknown else _sentence(each["msg"])
-                found.append(f"{positions.in_file(_path(each['loc']))}: {sentence}")
-        raise ConfigError(*found) from None
+        details = error.errors(include_url=False, include_input=False, include_context=False)
+        faults = _of_most_specific_types([_fault(each, tree) for each in details])
+        # Report one error per key, although pydantic reports an error for each type that a value may have.
+        for place, text in faults.items():
+            path = positions.in_file(_path(place))
+            found.setdefault(path, f"{path}: {text}")
+    if found:
+        raise ConfigError(*dict.fromkeys((*errors, *found.values(), *_of_names(tree, [*faults], [*found], positions))))
+    return config
 
 
-def _place(loc: tuple[int | str, ...], tree: object, *, is_missing: bool) -> tuple[int | str, ...]:
-    """Return the part of pydantic's error location that exists in the file.
+def _fault(error: ErrorDetails, tree: object) -> _Fault:
+    """Return an error with its place in the file.
 
-    pydantic may append the name of a possible type of the value, which is not a key in the file. If a key `is_missing`,
-    the result also contains that key.
+    pydantic adds names of possible types, and `[key]` for an invalid key, which are not keys in the file.
     """
     node: Any = tree
-    for depth, part in enumerate(loc):
+    place: Place = ()
+    union = None
+    for part in error["loc"]:
         try:
             node = node[part]
         except (KeyError, IndexError, TypeError):
-            return loc[: depth + is_missing]
-    return loc
+            if part == KEY or (isinstance(part, str) and _TYPE.fullmatch(part)):
+                union = place if union is None and part != KEY else union
+                continue
+        place += (part,)
+    if error["type"] == "extra_forbidden":
+        return _Fault(place, f"unknown key `{place[-1]}`; remove it", union)
+    sentence = _sentence(error["msg"])
+    return _Fault(place, f"the key is not valid: {sentence}" if error["loc"][-1] == KEY else sentence, union)
+
+
+def _of_most_specific_types(faults: Sequence[_Fault]) -> dict[Place, str]:
+    """Return the errors by place.
+
+    If no possible type of a value fits, the errors inside of the value are those of the type that fits best. Without
+    such errors, the result names all possible types.
+    """
+    inside = {fault.union for fault in faults if fault.union is not None and fault.place != fault.union}
+    found: dict[Place, str] = {}
+    for fault in faults:
+        if fault.union is not None and fault.place == fault.union:
+            if fault.union not in inside:
+                known = found.get(fault.place)
+                found[fault.place] = fault.text if known is None else f"{known}; or {fault.text}"
+        else:
+            found.setdefault(fault.place, fault.text)
+    return found
+
+
+def _of_names(tree: object, places: Collection[Place], paths: Iterable[str], positions: FilePositions) -> Sequence[str]:
+    """Return the errors of references between the sections, in spite of other errors.
+
+    `paths` are the paths of all other errors. Values that the validation has rejected, which are those at `places`, are
+    replaced by their defaults. The result is empty if this is not possible, or if the errors may concern the names to
+    which the references refer.
+    """
+    if any(map(_NAMING.match, paths)) or any(not isinstance(place[-1], str) for place in places):
+        return ()
+    try:
+        ModelRegistry(Config.model_validate(reduce(_without, places, tree)))
+    except ConfigError as error:
+        return [positions.in_file(message) for message in error.messages]
+    except ValidationError:
+        pass  # a required value is invalid
+    return ()
+
+
+def _without(tree: Any, place: Place) -> Any:
+    """Return a copy of `tree` without the value at `place`."""
+    first, *rest = place
+    if isinstance(tree, Mapping):
+        inner = {first: _without(tree[first], tuple(rest))} if rest and first in tree else {}
+        return {key: value for key, value in tree.items() if key != first} | inner
+    if isinstance(tree, Sequence) and not isinstance(tree, str) and rest:
+        return [_without(value, tuple(rest)) if index == first else value for index, value in enumerate(tree)]
+    return tree
 
 
 def _path(loc: Sequence[int | str]) -> str:
@@ -89,8 +176,9 @@ def _path(loc: Sequence[int | str]) -> str:
 
 
 def _sentence(message: str) -> str:
-    # Lists are validated as tuples, but users of YAML only know lists.
+    # Lists are validated as tuples, and mappings as objects, but users of YAML only know lists and mappings.
     message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
+    message = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", message)
     return message[:1].lower() + message[1:]
 
 

@@ -109,3 +109,15 @@ def embedded_ipv4(address: IPv6Address) -> tuple[IPv4Address, ...]:
     if bits >> 32 & _32_BITS in _ISATAP:
         found.append(bits & _32_BITS)
     return tuple(map(IPv4Address, found))
+
+
+def loopback_address(listen: str) -> tuple[str, int]:
+    """Parse `host:port`. Raises ValueError for any other form, and unless the host is loopback."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
+        raise ValueError("must have the form host:port")
+    host = "127.0.0.1" if host == "localhost" else host
+    if not is_loopback(host):
+        raise ValueError("must be a loopback address, such as 127.0.0.1, because this port requires no key")
+    return host, int(port)
