@@ -93,6 +93,11 @@ def test_an_empty_file_loads_as_an_empty_configuration(text: str, tmp_path: Path
     assert read(text, tmp_path).config.model_list == ()
 
 
+ORIGIN = (
+    "must be `*` or an origin as browsers send it, such as https://app.example.com: scheme and host in lower case, no "
+    "path, and no default port"
+)
+
 WRONG: dict[str, tuple[Any, str]] = {
     "lone surrogate": (
         {"model_list": [entry(model_name="gpt\ud83d")]},
@@ -202,6 +207,34 @@ WRONG: dict[str, tuple[Any, str]] = {
     "variable not set, in a list": (
         {"unisono": {"cors_origins": ["https://a.example", "os.environ/NOT_SET"]}},
         "unisono.cors_origins[1]: the environment variable NOT_SET is not set",
+    ),
+    "origin without a scheme": (
+        {"unisono": {"cors_origins": ["https://a.example:8443", "*", "a.example"]}},
+        "unisono.cors_origins[2]: " + ORIGIN,
+    ),
+    "origin with a path": (
+        {"unisono": {"cors_origins": ["https://a.example/"]}},
+        "unisono.cors_origins[0]: " + ORIGIN,
+    ),
+    "origin with a default port": (
+        {"unisono": {"cors_origins": ["https://a.example:443"]}},
+        "unisono.cors_origins[0]: " + ORIGIN,
+    ),
+    "origin with a wildcard": (
+        {"unisono": {"cors_origins": ["https://*.example"]}},
+        "unisono.cors_origins[0]: " + ORIGIN,
+    ),
+    "tool server without http": (
+        {"mcp_servers": {"a": {"url": "ftp://x"}}},
+        "mcp_servers.a.url: must be an http or https URL, such as https://tools.example.com/mcp",
+    ),
+    "issuer without http": (
+        {"mcp_servers": {"a": {"url": "http://x", "auth_type": "oauth2", "client_id": "a", "issuer": "login"}}},
+        "mcp_servers.a.issuer: must be an http or https URL, such as https://login.example.com",
+    ),
+    "webhook at a metadata service": (
+        {"unisono": {"alerts": {"webhook": {"url": "http://169.254.169.254/x"}}}},
+        "unisono.alerts.webhook.url: must not be the address of a cloud metadata service",
     ),
     "unknown key in an alias": (
         {"router_settings": {"model_group_alias": {"y": {"model": "z", "hiden": True}}}},
@@ -371,6 +404,11 @@ def test_the_data_folder_follows_xdg_data_home(environ: dict[str, str], folder: 
 
 
 UNUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "header of unknown proxies": (
+        {"general_settings": {"use_x_forwarded_for": True}},
+        "general_settings.use_x_forwarded_for: has no effect without the addresses of the proxies; set "
+        "`trusted_proxy_ranges`",
+    ),
     "callbacks": (
         {"litellm_settings": {"callbacks": ["otel"]}},
         "litellm_settings.callbacks: this LiteLLM setting has no effect in Unisono",

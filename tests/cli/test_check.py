@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, Refusal
-from unisono.cli.check import DeploymentReport, StoreReport, advice, table, to_json
+from unisono.cli.check import DeploymentReport, StoreReport, advice, check_commands, table, to_json
+from unisono.config import parse
 from unisono.core.probe import Check, Finding
+from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))
@@ -255,6 +257,19 @@ def test_an_invalid_configuration_gives_exit_code_2(tmp_path: Path, content: str
     code, out, err = run("check", "--config", str(config))
     assert (code, out) == (2, "")
     assert err.startswith("Error: ")
+
+
+def test_a_missing_program_of_a_tool_server_is_an_error() -> None:
+    present = {"transport": "stdio", "command": sys.executable}
+    missing = {"transport": "stdio", "command": "no-such-program"}
+    elsewhere = {"transport": "stdio", "command": "sh", "env": {"PATH": "/nowhere"}}
+    config = parse({"mcp_servers": {"a": present, "b": missing, "c": elsewhere}}, {}).config
+    with pytest.raises(ConfigError) as error:
+        check_commands(config)
+    assert [message.partition(":")[0] for message in error.value.messages] == [
+        "mcp_servers.b.command",
+        "mcp_servers.c.command",
+    ]
 
 
 @pytest.mark.slow

@@ -197,10 +197,18 @@ def test_health_alerts_once_after_a_while_and_again_when_all_is_well() -> None:
     assert alerts == ["backend_down", "backend_up"]
 
 
-async def test_an_alert_never_goes_to_a_metadata_service(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+async def test_an_alert_never_goes_to_a_metadata_service(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lookup = socket.getaddrinfo
+
+    def metadata_for_name(host: Any, *arguments: Any, **options: Any) -> Any:
+        return lookup("169.254.169.254" if host == "hooks.example" else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", metadata_for_name)
     async with FakeVllm(tokens=ANSWER) as fake:
         config = config_with_price(fake.url, input=0.0, output=100.0)
-        config["unisono"] = alerting("http://169.254.169.254/alerts")
+        config["unisono"] = alerting("http://hooks.example/alerts")
         async with keyed(config, tmp_path) as (running, keys):
             _, key = await keys.issue(limits=KeyLimits(money_budget=0))
             assert (await running.chat_as(key)).status == 429
@@ -244,8 +252,9 @@ async def test_files_are_rotated_and_the_oldest_is_deleted(tmp_path: Path) -> No
     assert outcomes == [("failed", 1)]
 
 
-async def test_a_missing_folder_is_an_error_at_the_start(tmp_path: Path) -> None:
-    settings = {"request_files": {"path": str(tmp_path / "missing/requests.jsonl")}}
+@pytest.mark.parametrize("path", ["missing/requests.jsonl", "."], ids=["missing folder", "folder"])
+async def test_a_path_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path, path: str) -> None:
+    settings = {"request_files": {"path": str(tmp_path / path)}}
     with pytest.raises(ConfigError, match=r"unisono\.request_files\.path"):
         async with gateway(config_of("vllm@http://127.0.0.1:9", unisono=settings)):
             pass

@@ -31,6 +31,8 @@ BAD = {
     "path without a scheme": "/var/lib/state.db",
     "relative path": "sqlite://state.db",
     "no path": "sqlite:///",
+    "SQLite's name of a database in memory": "sqlite:///:memory:",
+    "SQLite's URI": "sqlite:///file:state.db",
     "unsupported database": "postgres://localhost",
     "unsupported topology": "redis+ring://a",
     "no service": "redis+sentinel://a:26379",

@@ -160,6 +160,11 @@ class Observing:
                 f"unisono.request_files.path: the folder {path.parent} does not exist or is not writable; create it, "
                 "or change its permissions"
             )
+        if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+            raise ConfigError(
+                f"unisono.request_files.path: {path} is a folder or is not writable; name a file, or change its "
+                "permissions"
+            )
         count = _uncounted if self.metrics is None else self.metrics.request_files
         routes = {"probes": PROBES, "unrecorded": PAGE_READS}
         return RequestFile(path, max_bytes=settings.max_bytes, keep=settings.keep, count=count, **routes)

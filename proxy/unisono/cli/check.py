@@ -28,7 +28,7 @@ from unisono.core.deployments import finding_fields
 from unisono.core.frozen import dataclass
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
-from unisono.errors import BackendUnfit, ConfigError, UnisonoError
+from unisono.errors import BackendUnfit, ConfigError, ConfigErrors, UnisonoError
 from unisono.observe.redaction import Secrets, secrets_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
@@ -90,6 +90,7 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
         loaded = ready.loaded
         # Raises ConfigError for everything that would prevent the gateway from starting.
         build(loaded.config)
+        check_commands(loaded.config)
         reports, store = asyncio.run(probe_all(loaded.config))
     except ConfigError as error:
         raise Misconfigured(str(error if loaded is None else loaded.explained(error))) from error
@@ -105,6 +106,24 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
             click.echo(line)
     if not usable(reports, store):
         raise SystemExit(UNUSABLE)
+
+
+def check_commands(config: Config) -> None:
+    """Raise ConfigError for each program of a tool server that is not installed on this machine.
+
+    The gateway starts nevertheless: only the calls of these tool servers fail.
+    """
+    errors = ConfigErrors()
+    for label, server in config.mcp_servers.items():
+        path = server.env.get("PATH")
+        search = None if path is None else path.get_secret_value()
+        with errors:
+            if server.command is not None and shutil.which(server.command, path=search) is None:
+                raise ConfigError(
+                    f"mcp_servers.{label}.command: no program `{server.command}` on this machine; install it, or "
+                    "correct the path"
+                )
+    errors.raise_all()
 
 
 def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
+from urllib.parse import urlsplit
+
+from unisono.net.special_addresses import loopback_address
 
 # API routes that users append to `api_base` by mistake, the longest first.
 ROUTES: Final = (
@@ -16,6 +20,11 @@ SUPPORTED_STORES: Final = (
 )
 
 
+# Origins as browsers send them: without a path and without the port that is the default of the scheme.
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#*@\sA-Z]+")
+_DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
+
+
 def without_route(address: str) -> tuple[str, str]:
     """Split an address into the address of the server and the API route at its end.
 
@@ -25,3 +34,33 @@ def without_route(address: str) -> tuple[str, str]:
     lowered = plain.lower().rstrip("/")
     route = next((route for route in ROUTES if lowered.endswith(route)), "")
     return (plain.rstrip("/")[: -len(route)], route) if route else (plain, "")
+
+
+def check_http_url(url: str, example: str) -> None:
+    """Raise ValueError if `url` is not an http or https URL with a host.
+
+    The message contains the `example`.
+    """
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"must be an http or https URL, such as {example}")
+
+
+def check_origin(origin: str) -> str:
+    """Return `origin`. Raises ValueError if no browser sends an origin in this form."""
+    if not _ORIGIN.fullmatch(origin) or _DEFAULT_PORT.fullmatch(origin):
+        raise ValueError(
+            "must be `*` or an origin as browsers send it, such as https://app.example.com: scheme and host in lower "
+            "case, no path, and no default port"
+        )
+    return origin
+
+
+def check_listener(address: str) -> str:
+    """Return `address`. Raises ValueError if it is not `host:port` on loopback."""
+    loopback_address(address)
+    return address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -44,7 +45,7 @@ class GeneralSettings(Section):
     instead. By default all addresses."""
     use_x_forwarded_for: bool = False
     """True reads the addresses of clients for `allowed_ips` from `X-Forwarded-For`.
-    Requires `trusted_proxy_ranges`."""
+    Only headers from the proxies in `trusted_proxy_ranges` are read. With `allowed_ips`, that setting is required."""
     trusted_proxy_ranges: Networks = ()
     """Addresses and networks of the proxies whose `X-Forwarded-For` is trusted."""
     enforce_user_param: bool = False
@@ -58,6 +59,12 @@ class GeneralSettings(Section):
     def proxies(self) -> tuple[str, ...]:
         """Networks of the trusted proxies; empty if `X-Forwarded-For` is ignored."""
         return self.trusted_proxy_ranges if self.use_x_forwarded_for else ()
+
+    def hints(self) -> Iterator[str]:
+        """Yield messages about settings without effect. Each message begins with the key."""
+        # With `allowed_ips`, this combination is an error.
+        if self.use_x_forwarded_for and not self.trusted_proxy_ranges:
+            yield "use_x_forwarded_for: has no effect without the addresses of the proxies; set `trusted_proxy_ranges`"
 
     # Any client can send the header, so it must be trusted only from the proxies.
     @model_validator(mode="after")

@@ -98,7 +98,8 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
         for index, entry in enumerate(config.model_list)
         for hint in entry.hints()
     )
-    return Loaded(config, (*reading.warnings, *reading.summary, *hints), master_key_variable(raw), positions)
+    general = (f"general_settings.{hint}" for hint in config.general_settings.hints())
+    return Loaded(config, (*reading.warnings, *reading.summary, *general, *hints), master_key_variable(raw), positions)
 
 
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from unisono.config.addresses import check_http_url
 from unisono.config.section import Count, Name, Seconds, Section
 from unisono.core.tool_approvals import Approval, ToolFilter
 from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
@@ -91,10 +92,20 @@ def _to_approval(value: Any) -> Any:
     return value
 
 
+def _check_url(url: SecretStr) -> SecretStr:
+    check_http_url(url.get_secret_value(), "https://tools.example.com/mcp")
+    return url
+
+
+def _check_issuer(issuer: str) -> str:
+    check_http_url(issuer, "https://login.example.com")
+    return issuer
+
+
 class McpServerSettings(Section):
     """Tool server: its address or command, its credentials, and the allowed tools."""
 
-    url: SecretStr | None = None
+    url: Annotated[SecretStr, AfterValidator(_check_url)] | None = None
     """Address of the server. It is treated as secret, because some addresses contain a key."""
     transport: Literal["http", "streamable_http", "sse", "stdio"] = "http"
     """Transport of the Model Context Protocol. `stdio` starts a program on this machine."""
@@ -115,7 +126,7 @@ class McpServerSettings(Section):
     """Client ID for `oauth2`. The client credentials are sent only to `issuer`."""
     client_secret: SecretStr | None = None
     """Client secret for `oauth2`."""
-    issuer: str | None = None
+    issuer: Annotated[str, AfterValidator(_check_issuer)] | None = None
     """Address of the authorization server for `oauth2`.
     The gateway reads the token endpoint from the metadata of this server."""
     allowed_tools: tuple[Name, ...] | ToolFilterSettings | None = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr
 
+from unisono.config.addresses import check_listener, check_origin
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
 from unisono.config.fidelity_settings import FidelitySettings
@@ -30,7 +31,6 @@ from unisono.config.telemetry_settings import (
     TraceSettings,
 )
 from unisono.core.generation import Timeouts
-from unisono.net.special_addresses import loopback_address
 
 # Section of hooks: names, order, and behaviour on failure.
 
@@ -212,11 +212,6 @@ def _check_salt(salt: SecretStr) -> SecretStr:
     return salt
 
 
-def _check_listener(address: str) -> str:
-    loopback_address(address)
-    return address
-
-
 class HedgeSettings(Section):
     """Second request to another backend if the first backend sends no token for some time."""
 
@@ -238,9 +233,9 @@ class GatewaySettings(Section):
     acknowledge: tuple[Name, ...] = ()
     """Unsupported LiteLLM settings in this file that are protective, such as `allowed_routes`.
     The gateway starts only if each such setting is listed here. By default none."""
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[Annotated[str, AfterValidator(check_origin)], ...] = ()
     """Origins of web pages that may call the gateway, such as `https://app.example.com`.
-    By default none."""
+    `*` allows all origins. By default none."""
     max_body_bytes: Count = 10 * 1024 * 1024
     """Maximum size of a request body, in bytes. Larger requests are rejected with 413."""
     header_timeout_s: Seconds = 10.0
@@ -304,7 +299,7 @@ class GatewaySettings(Section):
     that the keys had then."""
     metrics: bool = True
     """True serves metrics in Prometheus format at `/metrics`, to requests with a key."""
-    metrics_listen: Annotated[str, AfterValidator(_check_listener)] | None = None
+    metrics_listen: Annotated[str, AfterValidator(check_listener)] | None = None
     """`host:port` on loopback at which `/metrics` is served without a key. By default none."""
     metrics_per_key: bool = False
     """True adds metrics by key and team: requests, tokens, cost, and the remaining budgets.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
+from unisono.config.addresses import check_http_url
 from unisono.config.section import Count, Name, Seconds, Section
-from unisono.net.ssrf_guard import parse_url
+from unisono.net.ssrf_guard import is_permitted, parse_address, parse_url
 
 
 def _address(url: SecretStr) -> SecretStr:
@@ -16,9 +16,7 @@ def _address(url: SecretStr) -> SecretStr:
 
     Without this check, an invalid address would be visible only in the metrics, as failed exports.
     """
-    parts = urlsplit(url.get_secret_value())
-    if parts.scheme not in ("http", "https") or not parts.hostname or " " in url.get_secret_value():
-        raise ValueError("must be an http or https URL, such as http://collector:4318/v1/traces")
+    check_http_url(url.get_secret_value(), "http://collector:4318/v1/traces")
     return url
 
 
@@ -146,8 +144,12 @@ class TraceSettings(Section):
 
 
 def _check_url(url: SecretStr) -> SecretStr:
-    if parse_url(url.get_secret_value()) is None:
+    parts = parse_url(url.get_secret_value())
+    if parts is None:
         raise ValueError("must be a plain http or https URL, such as https://hooks.example.com/alerts")
+    address = parse_address(parts[1])
+    if address is not None and not is_permitted(address, private=True):
+        raise ValueError("must not be the address of a cloud metadata service")
     return url
 
 
