@@ -35,6 +35,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("command", [["usage"], ["keys", "list"], ["models", "drain", "x"]], ids=" ".join)
+def test_an_unused_configuration_is_not_reported(folder: Path, command: list[str]) -> None:
+    result = CliRunner().invoke(main, [*command, "--url", "http://127.0.0.1:9"], env={"UNISONO_API_KEY": "sk-x"})
+    assert result.exit_code == 1
+    assert "working directory" not in result.stderr
+
+
+MISTAKES = {
+    "two forms of output": (["usage", "--csv", "--json"], "Options '--csv' and '--json' exclude each other."),
+    "empty host": (["serve", "--host", ""], "Invalid value for --host: must not be empty; 0.0.0.0 means all addresses"),
+    "no backends to compare": (
+        ["compare", "vllm/x@http://127.0.0.1:9", "vllm/x@http://127.0.0.1:10"],
+        "Error: vllm/x@http://127.0.0.1:9: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_a_command_is_named(folder: Path, command: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_the_configuration_of_the_working_directory_is_used_and_reported(folder: Path) -> None:
     result = CliRunner().invoke(main, ["models"])
     assert "of-the-folder" in result.stdout

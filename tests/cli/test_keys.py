@@ -122,9 +122,10 @@ def test_a_key_is_rotated_and_revoked(config: Path) -> None:
     assert rotated["key"] != created["key"]
     assert run(config, "revoke", created["id"]).exit_code == 0
     assert run(config, "revoke", created["id"]).exit_code == 0
-    refused = run(config, "rotate", created["id"])
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "revoked" in refused.stderr
+    for change in (("rotate", created["id"]), ("update", created["id"], "--rpm", "5")):
+        refused = run(config, *change)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "revoked" in refused.stderr
     assert [key["state"] for key in run_json(config, "list")] == ["revoked"]
 
 

@@ -15,7 +15,7 @@ import click
 
 from unisono import __version__
 from unisono.cli.evaluate import evaluate
-from unisono.cli.keys import keys, store_or_gateway
+from unisono.cli.keys import is_remote, keys, store_or_gateway
 from unisono.cli.mcp import mcp
 from unisono.cli.models import models
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway
@@ -44,6 +44,8 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     Without a configuration, the gateway serves the gpt-oss backends on this machine, or the demo model if there are
     none.
     """
+    if not host.strip():
+        raise click.BadParameter("must not be empty; 0.0.0.0 means all addresses", param_hint="--host")
     # Imports take seconds, during which signals may arrive. Without a handler, the system would ignore SIGTERM for the
     # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -185,7 +187,7 @@ def openapi() -> None:
 @click.option("--requests", type=int, help="Number of requests.")
 @click.option("--seed", type=int, help="Seed of the random traffic.")
 @click.option(
-    "--strategy", "strategies", multiple=True, help="Value of router_settings.routing_strategy; by default all."
+    "--strategy", "strategies", multiple=True, help="prefix-aware, least-busy or simple-shuffle; by default all."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate(
@@ -222,9 +224,9 @@ def simulate(
     "--since", type=click.DateTime(["%Y-%m-%d"]), help="First day in UTC; by default the first one with usage."
 )
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day in UTC; by default the last one with usage.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
-@click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--chart", "form", flag_value="chart", help="Print a bar chart of tokens.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--chart", "as_chart", is_flag=True, help="Print a bar chart of tokens.")
 def usage(
     config_path: Path | None,
     url: str | None,
@@ -232,7 +234,9 @@ def usage(
     by: str,
     since: datetime | None,
     until: datetime | None,
-    form: str | None,
+    as_csv: bool,
+    as_json: bool,
+    as_chart: bool,
 ) -> None:
     """Print token usage and cost.
 
@@ -241,13 +245,16 @@ def usage(
     """
     from unisono.cli.usage import days_of, show, show_remote
 
+    forms = [name for name, is_given in (("csv", as_csv), ("json", as_json), ("chart", as_chart)) if is_given]
+    if len(forms) > 1:
+        raise click.UsageError(f"Options '--{forms[0]}' and '--{forms[1]}' exclude each other.")
+    form = forms[0] if forms else "table"
     first, last = days_of(since, until)
-    if url is not None:
-        show_remote(url, key_env, by, first, last, form or "table")
+    if is_remote(config_path, url) and url is not None:
+        show_remote(url, key_env, by, first, last, form)
         return
-    if config_path is None:
-        raise click.UsageError("Missing option '--config' or '--url'.")
-    show(config_path, by, first, last, form or "table")
+    assert config_path is not None
+    show(config_path, by, first, last, form)
 
 
 @main.command()

@@ -125,7 +125,10 @@ async def _scored(
 
 
 async def _scoring(live: LiveBackend) -> ScoringBackend:
-    probe = await live.backend.probe()
+    try:
+        probe = await live.backend.probe()
+    except UnisonoError as error:
+        raise click.ClickException(f"{live.name}: {error}") from error
     if probe.fatal:
         raise click.ClickException(f"{live.name}: {probe.fatal[0].text}")
     if not probe.capabilities.scores or not isinstance(live.backend, ScoringBackend):

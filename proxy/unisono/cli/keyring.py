@@ -114,8 +114,6 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
         def another(record: KeyRecord) -> KeyRecord:
             # The change may run again after a conflict. Only the secret of the last run is stored.
             nonlocal latest
-            if record.revoked_at is not None:
-                raise click.ClickException(f"{key_id} is revoked; create a new key with `unisono keys create`")
             new = rotated(record, mint, time.time(), grace_s)
             latest = new.plaintext
             return new.record
@@ -200,7 +198,13 @@ async def _change(
     opened: OpenedKeyring, key_id: str, action: str, change: Callable[[KeyRecord], KeyRecord]
 ) -> KeyRecord:
     await _find(opened, key_id)
-    return await opened.admin.change_key(OPERATOR, key_id, action, change)
+
+    def change_active(record: KeyRecord) -> KeyRecord:
+        if record.revoked_at is not None:
+            raise click.ClickException(f"{key_id} is revoked; create a new key with `unisono keys create`")
+        return change(record)
+
+    return await opened.admin.change_key(OPERATOR, key_id, action, change_active)
 
 
 def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:

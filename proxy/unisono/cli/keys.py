@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from unisono.cli.options import CONFIG, CommandGroup
+from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, report_source
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ GATEWAY_OPTIONS = (
 
 def store_or_gateway(command: Command) -> Command:
     """Add the options for the store of a configuration, or for a running gateway."""
-    for option in reversed((CONFIG, *GATEWAY_OPTIONS)):
+    for option in reversed((CONFIG_UNREPORTED, *GATEWAY_OPTIONS)):
         command = option(command)
     return command
 
@@ -70,11 +70,14 @@ def store_or_gateway(command: Command) -> Command:
 def is_remote(config_path: Path | None, url: str | None) -> bool:
     """Return True for `--url`, False for the store of a configuration.
 
-    Raises `UsageError` if both are missing.
+    Prints which configuration is used if the command line does not name it. Raises `UsageError` if both are missing.
     """
-    if url is None and config_path is None:
+    if url is not None:
+        return True
+    if config_path is None:
         raise click.UsageError("Missing option '--config' or '--url'.")
-    return url is not None
+    report_source(click.get_current_context(), config_path)
+    return False
 
 
 def _remote(config_path: Path | None, url: str | None, key_env: str) -> RemoteKeys | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import click
 
 from unisono.cli.keys import is_remote, store_or_gateway
-from unisono.cli.options import CONFIG_OF_GROUP, CommandGroup, require_config
+from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, require_config
 
 
 class ModelCommands(Protocol):
@@ -24,7 +24,7 @@ class ModelCommands(Protocol):
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
-@CONFIG_OF_GROUP
+@CONFIG_UNREPORTED
 @click.pass_context
 def models(context: click.Context, config_path: Path | None) -> None:
     """List configured models and their backends, or change them at run time.

@@ -21,16 +21,20 @@ CONFIG_VARIABLE = "UNISONO_CONFIG"
 CONFIG_FILE = Path("config.yaml")
 
 
-def _report_source(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Print which configuration is used if the command line does not name it."""
+def _check_source(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     if path is None and parameter.required:
         raise click.MissingParameter(ctx=context, param=parameter)
+    report_source(context, path)
+    return path
+
+
+def report_source(context: click.Context, path: Path | None) -> None:
+    """Print which configuration is used if the command line does not name it."""
     source = context.get_parameter_source("config_path")
     if path is not None and source is ParameterSource.ENVIRONMENT:
         click.echo(f"Using the configuration {path} (from {CONFIG_VARIABLE}).", err=True)
     elif path is not None and source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
         click.echo(f"Using the configuration {path} of the working directory.", err=True)
-    return path
 
 
 def require_config(context: click.Context) -> Path:
@@ -42,7 +46,7 @@ def require_config(context: click.Context) -> Path:
     path: Path | None = context.params["config_path"]
     if path is None:
         raise click.MissingParameter(ctx=context, param=parameter)
-    _report_source(context, parameter, path)
+    report_source(context, path)
     return path
 
 
@@ -54,14 +58,15 @@ def _config_option(*, required: bool, reports: bool = True) -> Callable[[Command
         envvar=CONFIG_VARIABLE,
         default=lambda: CONFIG_FILE if CONFIG_FILE.is_file() else None,
         required=required,
-        callback=_report_source if reports else None,
+        callback=_check_source if reports else None,
         help=HELP,
     )
 
 
 CONFIG = _config_option(required=False)
 CONFIG_REQUIRED = _config_option(required=True)
-CONFIG_OF_GROUP = _config_option(required=False, reports=False)
+# Option whose value may be unused. The command calls `report_source` if it uses the value.
+CONFIG_UNREPORTED = _config_option(required=False, reports=False)
 
 # Options of the commands that configure another program, in the order of the help.
 GATEWAY = (
