@@ -52,8 +52,8 @@ def test_lists_are_appended_and_sections_are_merged(tmp_path: Path) -> None:
         ({"router_settings": {"num_retries": 2}}, "part.yaml: router_settings.num_retries: another file sets"),
         ({"include": ["x.yaml"]}, "part.yaml: an included file must not include further files"),
         ("- 1", "part.yaml: an included file must be a mapping"),
-        ("a: [", "part.yaml, line 1"),
-        (None, "part.yaml: cannot read the file"),
+        ("a: [", "include: {folder}/part.yaml, line 1"),
+        (None, "include: {folder}/part.yaml: cannot read the file"),
     ],
     ids=str,
 )
@@ -62,7 +62,7 @@ def test_mistakes_name_the_included_file(tmp_path: Path, part: object, message: 
     path = written(tmp_path, main=main, **({} if part is None else {"part": part}))
     with pytest.raises(ConfigError) as raised:
         load(path, {})
-    assert message in str(raised.value)
+    assert message.format(folder=tmp_path) in str(raised.value)
 
 
 def test_errors_of_values_name_the_included_file(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ REMEDIES = {
     Check.TOKENIZER: "Use the gpt-oss model of Ollama's own library.",
     Check.MARKERS: "Use the gpt-oss model of Ollama's own library, or serve it with llama.cpp's own server.",
     Check.PROMPT_WHOLE: "Update Ollama, and check that CONTEXT in the output of `ollama ps` equals num_ctx.",
-    Check.CONTEXT: "Set litellm_params.num_ctx: gpt-oss supports 131072 if memory permits.",
+    Check.CONTEXT: "Set unisono.backend.num_ctx: gpt-oss supports 131072 if memory permits.",
 }
 
 # Time limit in seconds for the first token of a probe, for which Ollama may have to load the model.

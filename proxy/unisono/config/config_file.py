@@ -76,7 +76,10 @@ def read(path: Path) -> ConfigFile:
         raise ConfigError(f"{INCLUDE}: must be a list of file names")
     for name in names:
         file = path.parent / name
-        part = parsed_yaml(file)
+        try:
+            part = parsed_yaml(file)
+        except ConfigError as error:
+            raise ConfigError(f"{INCLUDE}: {error}") from None
         if not isinstance(part, dict):
             raise ConfigError(f"{file}: an included file must be a mapping of sections")
         if INCLUDE in part:

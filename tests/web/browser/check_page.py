@@ -32,6 +32,13 @@ def assert_accessible(page: Page) -> None:
     assert width[0] <= width[1], "the page is wider than the window"
 
 
+def test_the_overview_fits_a_small_phone(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["open"])
+    page.set_viewport_size({"width": 320, "height": 640})
+    page.locator(".plot").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
 def test_the_api_reference_opens_at_docs(stage: dict[str, str], opened: Opened) -> None:
     """`opened` also fails for a request to another host and for a violation of the security policy."""
     page = opened(f"{stage['open']}/docs")
