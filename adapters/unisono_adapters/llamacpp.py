@@ -10,7 +10,7 @@ header the server would go on generating after the gateway disconnects. Measured
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import orjson
 
@@ -47,9 +47,6 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._scoring import GREEDY, to_logprob
-
-# Number of seeds of the server, which reads 32 bits. The greatest 32-bit number means a random seed.
-SERVER_SEEDS: Final = 2**32 - 1
 
 
 class LostIds:
@@ -212,7 +209,7 @@ class LlamaCppBackend:
             **NEUTRAL,
         }
         if sampling.seed is not None:
-            body["seed"] = sampling.seed % SERVER_SEEDS
+            body["seed"] = sampling.seed
         if biased := bias(job):
             body["logit_bias"] = [[token, amount] for token, amount in biased.items()]
         if job.logprobs is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes import Close, Refusal, WireServer, Write, inject_at
 from tests.fakes.dialects import sse_event
 from tests.fakes.llamacpp import LOADING, TOO_LONG, FakeLlamaCpp, LlamaCppScript
-from unisono.core.generation import SEEDS, Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, ContextTooLong
@@ -37,14 +36,6 @@ async def backend(fake: FakeLlamaCpp) -> AsyncIterator[LlamaCppBackend]:
     backend = LlamaCppBackend(BackendOptions("llamacpp", "tiny", fake.url))
     yield backend
     await backend.aclose()
-
-
-@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, SEEDS - 1])
-async def test_no_seed_is_random(backend: LlamaCppBackend, fake: FakeLlamaCpp, seed: int) -> None:
-    job = replace(JOB, sampling=Sampling(seed=seed))
-    assert [chunk async for chunk in backend.complete(job)]
-    # The server reads 32 bits, and chooses a random seed if all of them are set.
-    assert 0 <= fake.requests[-1].json["seed"] < 2**32 - 1
 
 
 async def collect(backend: LlamaCppBackend, job: CompletionJob = JOB) -> list[Chunk]:

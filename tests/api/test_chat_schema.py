@@ -13,7 +13,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.request_options import EFFORTS
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
-from unisono.core.generation import VOCABULARY, Sampling
+from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
 USER = {"role": "user", "content": "Hi"}
@@ -256,6 +256,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "min_p": ({"min_p": 1.5}, "min_p", "invalid_value"),
     "presence_penalty": ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
     "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    "repetition_penalty tiny": ({"repetition_penalty": 1e-40}, "repetition_penalty", "invalid_value"),
     "max_tokens zero": ({"max_tokens": 0}, "max_tokens", "invalid_value"),
     "max_tokens a string": ({"max_tokens": "5"}, "max_tokens", "invalid_value"),
     "max_tokens a fraction": ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
@@ -479,11 +480,9 @@ def test_sampling_has_the_requested_values_and_defaults() -> None:
         "repetition_penalty": 1.1,
         "seed": -7,
     }
-    expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, 2**63 - 7, {17: -100.0, 201087: 5.0})
+    expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
     assert generation_of(**requested, logit_bias={"17": -100, "201087": 5}).request.answer.sampling == expected
-    for off in (-1, 0, VOCABULARY):
-        assert generation_of(top_k=off).request.answer.sampling.top_k == 0
-    assert generation_of(top_k=VOCABULARY - 1).request.answer.sampling.top_k == VOCABULARY - 1
+    assert generation_of(top_k=-1).request.answer.sampling.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -517,7 +516,12 @@ def test_choices_differ_in_seed_and_request_id_only(seed: int) -> None:
     requests = [generation.request_of(index) for index in range(generation.choices)]
     assert len({request.origin.request_id for request in requests}) == 3
     assert len({request.answer.sampling.seed for request in requests}) == 3
-    # Backends reject negative seeds, or read -1 as no seed.
-    assert all(0 <= (request.answer.sampling.seed or 0) < 2**63 for request in requests)
     assert len({request.conversation for request in requests}) == 1
     assert {generation_of(n=2).request_of(index).answer.sampling.seed for index in range(2)} == {None}
+
+
+def test_backends_receive_a_different_seed_for_each_choice() -> None:
+    for seed in (-2, -1, 0, 1, 2, 2**31 - 1, 2**32 - 1):
+        sent = [request.answer.sampling.for_backends().seed for request in generation_of(n=5, seed=seed).requests]
+        assert len(set(sent)) == 5
+        assert all(0 <= (one or 0) < 2**31 for one in sent)

@@ -13,6 +13,7 @@ import pytest_asyncio
 from tests.e2e.gateway import gateway
 from tests.e2e.responses import ANSWER, CALL, OK, THOUGHT, TOOL, Json, Line, kinds, line, refusal, text_of
 from tests.e2e.wires import ENCODING, WIRES, asked, deployment
+from unisono.core.generation import SEEDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -86,6 +87,13 @@ async def test_the_backend_chooses_the_most_likely_token_for_a_top_p_of_0(harnes
     assert (response["temperature"], response["top_p"]) == (1.0, 0.0)
     body = asked(harness.fake)[-1].json
     assert (body["temperature"], body["top_p"]) == (0.0, 1.0)
+
+
+async def test_the_backend_receives_a_seed_that_every_engine_accepts(harness: Line) -> None:
+    harness.say(ANSWER)
+    await harness.whole(seed=-1)
+    if harness.wire.name == "vllm":
+        assert asked(harness.fake)[-1].json["seed"] == SEEDS - 1
 
 
 IGNORED: dict[str, tuple[Json, str]] = {

@@ -15,6 +15,7 @@ from unisono.core.generation import (
     CALL,
     ENDOFTEXT,
     RETURN,
+    VOCABULARY,
     Capabilities,
     Chunk,
     CompletionJob,
@@ -181,14 +182,44 @@ SAME_AS_GREEDY = {
     "top_k 1": Sampling(temperature=1, top_k=1),
     "a tiny top_p": Sampling(temperature=1, top_p=1e-6),
     "min_p 1": Sampling(temperature=1, min_p=1),
+    "a top_p that is 0 in 32 bits": Sampling(temperature=1, top_p=1e-300),
+    "a temperature that is 0 in 32 bits": Sampling(temperature=1e-300),
+    "a temperature whose inverse overflows": Sampling(temperature=1e-40),
+}
+# Values that end or confuse some engines if they are sent unchanged.
+EXTREME = {
+    "top_k": Sampling(temperature=1, top_k=VOCABULARY),
+    "negative seed": Sampling(temperature=1, seed=-1),
+    "smallest seed": Sampling(temperature=1, seed=-(2**63)),
+    "largest seed": Sampling(temperature=1, seed=2**63 - 1),
+    "min_p": Sampling(temperature=1, min_p=5e-324),
+    "small repetition penalty": Sampling(temperature=1, repetition_penalty=0.01),
+    "large repetition penalty": Sampling(temperature=1, repetition_penalty=10),
+    "penalties": Sampling(temperature=1, presence_penalty=-2, frequency_penalty=2),
+    "biases": Sampling(temperature=1, logit_bias=dict.fromkeys(range(1000), 100.0)),
 }
 
 
 @pytest.mark.parametrize("sampling", SAME_AS_GREEDY.values(), ids=SAME_AS_GREEDY)
 async def test_sampling_with_one_candidate_is_greedy(engine: Running, backend: Backend, sampling: Sampling) -> None:
-    chunks = await chunks_of(backend, replace(greedy(prompt_for("Hello!")), sampling=sampling))
+    chunks = await chunks_of(backend, replace(greedy(prompt_for("Hello!")), sampling=sampling.for_backends()))
 
     assert output_of(chunks) == as_delivered(engine, GREETING, FinishReason.STOP)
+
+
+@pytest.mark.parametrize("sampling", EXTREME.values(), ids=EXTREME)
+async def test_every_engine_survives_extreme_sampling(engine: Running, backend: Backend, sampling: Sampling) -> None:
+    job = greedy(prompt_for("Hello!"), 4)
+
+    first, second = [
+        output_of(await chunks_of(backend, replace(job, sampling=sampling.for_backends()))) for _ in range(2)
+    ]
+
+    assert first
+    assert sampling.seed is None or first == second
+    assert output_of(await chunks_of(backend, greedy(prompt_for("Hello!")))) == as_delivered(
+        engine, GREETING, FinishReason.STOP
+    )
 
 
 async def test_equal_seeds_give_equal_output_and_other_seeds_do_not(backend: Backend) -> None:

@@ -208,7 +208,8 @@ Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
 MinP = Annotated[float, Field(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+# A smaller penalty would be 0 in an engine that calculates with 32-bit floats.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 # FastAPI writes limits as floats, which cannot represent 2**63 - 1. Therefore `lt` instead of `le`.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, BeforeValidator(_to_token_id), FieldInput(Annotated[str, Field(pattern=r"^[0-9]{1,6}$")])]

@@ -21,7 +21,7 @@ from unisono.api.field_types import (
 )
 from unisono.api.model_rules import NO_DEFAULTS, AnswerDefaults
 from unisono.core.conversation import Effort
-from unisono.core.generation import SEEDS, VOCABULARY, Sampling
+from unisono.core.generation import Sampling
 from unisono.engine.request import RequestFields
 
 # Names of request fields that the engine's errors refer to.
@@ -93,10 +93,7 @@ def sampling_in(fields: SamplingFields) -> dict[str, Any]:
     sent = _SAMPLING_FIELDS & fields.__pydantic_fields_set__
     values = {name: value for name in sent if (value := getattr(fields, name)) is not None}
     if "top_k" in values:
-        # mlx_lm.server stops working if `top_k` is the size of the vocabulary.
-        values["top_k"] = values["top_k"] if 0 < values["top_k"] < VOCABULARY else 0
-    if "seed" in values:
-        values["seed"] %= SEEDS
+        values["top_k"] = max(0, values["top_k"])
     return values
 
 

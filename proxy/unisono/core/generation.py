@@ -23,6 +23,10 @@ ENDOFTEXT = 199999
 FIRST_SPECIAL = 199998
 # Number of rows of the model's embedding: ids in range(VOCABULARY) are valid input.
 VOCABULARY = 201088
+# Number of seeds that every backend accepts, counted from 0. Some backends accept seeds of at most 31 bits.
+SEEDS = 2**31 - 1
+# Engines choose the most likely token below this temperature, or overflow when they divide by it.
+MIN_TEMPERATURE = 1e-5
 # Context window of gpt-oss in tokens, for backends that do not report their context window.
 DEFAULT_CONTEXT = 131_072
 
@@ -85,16 +89,12 @@ class Prompt:
     text: str | None = None
 
 
-SEEDS: Final = 2**63  # number of possible seeds
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters.
 
-    `top_k` 0 means off. `top_p` 0 permits only the most likely token. `seed` is less than `SEEDS` and not negative:
-    engines reject negative seeds, or read -1 as no seed. Every field is sent with every job, because inference engines
-    have different defaults.
+    `top_k` 0 means off. `top_p` 0 permits only the most likely token. `seed` may be negative. Every field is sent with
+    every job, because inference engines have different defaults.
     """
 
     temperature: float = 1.0
@@ -115,12 +115,26 @@ class Sampling:
         return self if self.seed is None or not number else replace(self, seed=(self.seed + number) % SEEDS)
 
     def for_backends(self) -> Sampling:
-        """Return parameters with the same effect, but without `top_p` 0.
+        """Return parameters with the same effect that every backend accepts.
 
-        vLLM and SGLang reject 0, and mlx_lm.server ignores it. All engines choose the most likely token at
-        temperature 0.
+        Some engines crash, reject the request or generate random text for other values. Engines calculate with 32-bit
+        floats, in which very small values are 0 or lose their precision.
         """
-        return self if self.top_p > 0 else replace(self, temperature=0.0, top_p=1.0)
+        # With a `top_p` of at most 1 / VOCABULARY, only the most likely token remains.
+        is_greedy = self.temperature < MIN_TEMPERATURE or self.top_p * VOCABULARY <= 1
+        has_usual_seed = self.seed is None or 0 <= self.seed < SEEDS
+        if not is_greedy and 0 <= self.top_k < VOCABULARY and has_usual_seed:
+            return self
+        return replace(
+            self,
+            temperature=0.0 if is_greedy else self.temperature,
+            top_p=1.0 if is_greedy else self.top_p,
+            # mlx_lm.server ends its generation thread for a `top_k` that excludes no token.
+            top_k=self.top_k if 0 < self.top_k < VOCABULARY else 0,
+            # vLLM, llama.cpp and Ollama use -1 (in 32 bits, 2**32 - 1) for a random seed. mlx_lm.server fails for any
+            # negative seed.
+            seed=None if self.seed is None else self.seed % SEEDS,
+        )
 
 
 @dataclass(frozen=True, slots=True)
