@@ -183,6 +183,8 @@ async def test_a_raw_completion_continues_on_another_backend(
         assert text == MARKED, at
         assert (finished.reason, report.failovers, report.backend) == (FinishReason.STOP, 1, "second")
         assert ENCODING.decode(report.journal) == OUTPUT
+        # A token of an incomplete character is generated twice, and counts once.
+        assert finished.usage.completion_tokens == len(ENCODING.encode_as_server(OUTPUT)), at
 
 
 async def test_without_failover_only_an_unseen_completion_restarts() -> None:

@@ -204,7 +204,8 @@ class RawGeneration(BatchStream):
                 self._buffered += output.end(FinishReason.LENGTH)
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESUME:
-                self._lost_tokens += output.forget_unfinished()
+                # These tokens are generated again. As in Chat Completions, they count once.
+                output.forget_unfinished()
                 self._forget_logprobs(len(output.tokens))
             case Action.RESTART | Action.RETRY:
                 self._regenerations += session.has_slot
