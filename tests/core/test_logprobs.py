@@ -37,6 +37,33 @@ def test_only_tokens_of_the_text_count() -> None:
     assert spelled(log.emitted(1, "Hello world")) == "Hello world"
 
 
+# Output whose last message has no `<|message|>`, and the text that the gateway reads from its header.
+HEADERS: dict[str, tuple[str, str]] = {
+    "text after a channel": ("<|channel|>final Oslo is in Norway.<|return|>", "Oslo is in Norway."),
+    "text after a role": (f"{ANSWER}Oslo<|end|><|start|>assistant Oslo is far.<|return|>", "Oslo is far."),
+    "text instead of a channel": ("<|channel|>é<|end|>", "é"),
+    "text with the first word of a body": (
+        "<|channel|>analysis<|message|>Oslo<|end|><|start|>assistant<|channel|>final Oslo is far.<|return|>",
+        "Oslo is far.",
+    ),
+    "text like the header of the next message": (
+        "<|channel|>final assistant or not?<|end|><|start|>assistant<|channel|>analysis<|message|>x<|end|>",
+        "assistant or not?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("marked", "text"), HEADERS.values(), ids=HEADERS)
+def test_text_of_a_header_has_log_probabilities(marked: str, text: str) -> None:
+    log, _ = log_of(marked)
+    assert spelled(log.emitted(1, text)).lstrip() == text
+
+
+def test_the_header_of_the_next_message_is_not_the_beginning_of_a_text() -> None:
+    log, _ = log_of("<|channel|>final<|message|>a cat<|end|><|start|>assistant<|channel|>final")
+    assert spelled(log.emitted(0, "a")) + spelled(log.emitted(0, " cat")) == "a cat"
+
+
 def test_pieces_complete_tokens() -> None:
     log, _ = log_of(f"{ANSWER}Hello world, what a day<|return|>")
     pieces = [spelled(log.emitted(1, piece)) for piece in ("Hel", "lo wor", "ld, what", " a day")]

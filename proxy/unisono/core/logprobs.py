@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from unisono.core.generation import FIRST_SPECIAL, MESSAGE, TokenLogprob
+from unisono.core.generation import CHANNEL, CONSTRAIN, FIRST_SPECIAL, MESSAGE, TokenLogprob
 
 # Maximum number of bytes of emitted text that match no token and are buffered. If a text has more, no log probabilities
 # are reported for the rest of the text.
@@ -53,11 +53,16 @@ class LogprobLog:
         self._values: list[TokenLogprob | None] = []
         # Indices in `_tokens` at which the body of a message may begin.
         self._body_starts: list[int] = []
+        # Indices of the text tokens in headers that have no body. The text of the message is in such a header.
+        self._header_starts: list[int] = []
+        # Number of these indices before the current header; None in a body.
+        self._header_begin: int | None = None
         self._texts: dict[int, _Text] = {}
 
     def start_generation(self) -> None:
         """Begin a generation; its first token may continue a message body at the prompt's end."""
         self._body_starts.append(len(self._tokens))
+        self._header_begin = None
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
         """Add tokens that a backend generated.
@@ -69,6 +74,14 @@ class LogprobLog:
             self._values.append(values[position] if position < len(values) else None)
             if token == MESSAGE:
                 self._body_starts.append(len(self._tokens))
+                if self._header_begin is not None:
+                    del self._header_starts[self._header_begin :]
+                    self._header_begin = None
+            elif token >= FIRST_SPECIAL:
+                if self._header_begin is None or token not in (CHANNEL, CONSTRAIN):
+                    self._header_begin = len(self._header_starts)
+            elif self._header_begin is not None:
+                self._header_starts.append(len(self._tokens) - 1)
 
     def scored(self, begin: int, end: int) -> list[ScoredToken]:
         """Return the generated tokens from index `begin` up to, but not including, index `end`."""
@@ -78,6 +91,8 @@ class LogprobLog:
         """Forget all generated tokens after the first `size`, because they are generated again."""
         del self._tokens[size:], self._values[size:]
         self._body_starts = [start for start in self._body_starts if start <= size]
+        self._header_starts = [start for start in self._header_starts if start < size]
+        self._header_begin = None
 
     def emitted(self, item: int, text: str) -> list[tuple[bytes, TokenLogprob]]:
         """Return the bytes and the log probability of each token that `text` completes, in order.
@@ -87,7 +102,7 @@ class LogprobLog:
         content = text.encode("utf-8", "surrogatepass")
         state = self._texts.get(item)
         if state is None:
-            state = self._texts[item] = _Text(self._start_of(content))
+            state = self._texts[item] = self._start_of(content)
         if state.position is None:
             return []
         content = state.rest + content
@@ -131,17 +146,22 @@ class LogprobLog:
         """Return the bytes and the log probability of each token that has one, as in `scored`."""
         return [(self.token_bytes(token), value) for token, value in self.scored(begin, end) if value is not None]
 
-    def _start_of(self, content: bytes) -> int | None:
-        """Return the token index of the message body that has the longest common prefix with a text.
+    def _start_of(self, content: bytes) -> _Text:
+        """Return the progress of a new text, at the tokens that have its longest prefix.
 
-        If several bodies have the longest prefix, the last such body is returned; None if no body has the same first
-        byte.
+        If several tokens have the longest prefix, the last of them is used. A begin of a body precedes a token of a
+        header. The position is None if no token has the first byte of the text.
         """
-        best, longest = None, 0
-        for start in self._body_starts:
-            common = self._common_prefix(start, content)
-            if common and common >= longest:
-                best, longest = start, common
+        best, longest = _Text(), 0
+        for start in reversed(self._body_starts):
+            if (common := self._common_prefix(start, content)) > longest:
+                best, longest = _Text(start), common
+        for start in reversed(self._header_starts):
+            # The text of a header begins without the white space of its first token.
+            spelled = self.token_bytes(self._tokens[start])
+            blank = spelled[: len(spelled) - len(spelled.lstrip())]
+            if (common := self._common_prefix(start, blank + content) - len(blank)) > longest:
+                best, longest = _Text(start, blank), common
         return best
 
     def _common_prefix(self, start: int, content: bytes) -> int:
