@@ -23,12 +23,14 @@ def to_entries(log: LogprobLog | None, item: int, text: str, top: int) -> list[d
     return [_entry(log, value, spelled, top) for spelled, value in log.emitted(item, text)]
 
 
-def to_choice_logprobs(content: Sequence[Mapping[str, Any]], *, unfit: bool = False) -> dict[str, Any]:
+def to_choice_logprobs(
+    content: Sequence[Mapping[str, Any]] | None, refusal: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
     """Return the `logprobs` of a choice of Chat Completions.
 
-    `content` has one entry per token. `unfit` is True if the tokens belong to a refusal.
+    `content` and `refusal` have one entry per token, and are None if the choice has no such text.
     """
-    return {"content": None if unfit else content, "refusal": content if unfit else None}
+    return {"content": content, "refusal": refusal}
 
 
 def _entry(log: LogprobLog, value: TokenLogprob, spelled: bytes, top: int) -> dict[str, Any]:

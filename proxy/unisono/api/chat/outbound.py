@@ -140,7 +140,9 @@ def to_choice(index: int, result: CollectedAnswer, report: GenerationReport, fra
     return {
         "index": index,
         "message": message,
-        "logprobs": None if frame.logprobs is None else to_choice_logprobs(entries[bool(refusal)], unfit=bool(refusal)),
+        "logprobs": None
+        if frame.logprobs is None
+        else to_choice_logprobs(entries[False] if content or not refusal else None, entries[True] if refusal else None),
         "finish_reason": to_finish_reason(result.finished, call_forms),
     }
 
@@ -241,7 +243,7 @@ class ChoiceChunks:
             self._last_text[item.unfit] = item.index
             text = MESSAGE_SEPARATOR + text
         delta = {"refusal" if item.unfit else "content": text}
-        logprobs = to_choice_logprobs(entries, unfit=item.unfit)
+        logprobs = to_choice_logprobs(None, entries) if item.unfit else to_choice_logprobs(entries)
         choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         usage = {"usage": None} if self._frame.include_usage else {}
         return event(orjson.dumps(self._frame.head("chat.completion.chunk") | {"choices": [choice]} | usage))
