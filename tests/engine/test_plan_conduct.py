@@ -85,19 +85,19 @@ async def test_an_unconstrained_answer_is_emitted_after_validation() -> None:
 BROKEN = '{"city":"Pa<|end|>'
 
 
-@pytest.mark.parametrize("option", ["whole", "hold_form"])
-async def test_an_unseen_broken_constrained_answer_is_regenerated(option: str) -> None:
+@pytest.mark.parametrize("option", [{"whole": True}, {"is_streamed": False}], ids=["whole", "not streamed"])
+async def test_an_unseen_broken_constrained_answer_is_regenerated(option: dict[str, bool]) -> None:
     outputs = [T + S + RAIN, BROKEN, PARIS + "<|return|>"]
-    outcome = await ask(outputs, turn(form=CITY_FORM, **{option: True}), GUIDED)
+    outcome = await ask(outputs, turn(form=CITY_FORM, **option), GUIDED)
     assert outcome.items == (R("Hm."), F(PARIS))
     assert outcome.rules == ("regenerated-answer",)
     assert outcome.report.unmet == ""
     assert outcome.constraints == [None, JsonSchema(CITY), JsonSchema(CITY)]
 
 
-@pytest.mark.parametrize("option", ["whole", "hold_form"])
-async def test_a_constrained_answer_broken_in_every_retry_is_unfit(option: str) -> None:
-    outcome = await ask([T + S + RAIN, BROKEN, BROKEN, BROKEN], turn(form=CITY_FORM, **{option: True}), GUIDED)
+@pytest.mark.parametrize("option", [{"whole": True}, {"is_streamed": False}], ids=["whole", "not streamed"])
+async def test_a_constrained_answer_broken_in_every_retry_is_unfit(option: dict[str, bool]) -> None:
+    outcome = await ask([T + S + RAIN, BROKEN, BROKEN, BROKEN], turn(form=CITY_FORM, **option), GUIDED)
     [answer] = [event.item for event in outcome.events if isinstance(event, Closed) and isinstance(event.item, Text)]
     assert answer.unfit
     assert outcome.report.unmet == UNMET_FORM

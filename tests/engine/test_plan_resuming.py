@@ -233,7 +233,7 @@ TURNS: dict[str, GenerationRequest] = {
     "any tool and a form": turn(ForcedCalls(), form=CITY_FORM),
     "allowed tools": turn(AllowedTools(frozenset({"add"}))),
     "a form": turn(form=CITY_FORM),
-    "a held form": turn(form=CITY_FORM, hold_form=True),
+    "a held form": turn(form=CITY_FORM, is_streamed=False),
     "a form after preambles": turn(form=replace(CITY_FORM, keeps_preambles=True)),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
     "a budget": turn(reasoning_budget=4),

@@ -30,6 +30,7 @@ from unisono.engine.request import (
     Choice,
     ForcedCalls,
     GenerationRequest,
+    RequestOrigin,
     Resumption,
     ServerTools,
 )
@@ -108,7 +109,7 @@ PLAIN_OPTIONS = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reas
 def to_record(request: GenerationRequest) -> dict[str, Json]:
     """Return the fields of a request that affect how its answer is parsed, as plain JSON."""
     record: dict[str, Json] = {name: getattr(request.answer, name) for name in PLAIN_OPTIONS}
-    record["hold_form"] = request.answer.hold_form
+    record["streamed"] = request.origin.is_streamed
     record["seed"] = request.resumption.seed
     record["stop"] = list(request.answer.stop)
     record["unmended"] = [*sorted(request.answer.disabled_rules)]
@@ -149,11 +150,11 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 removed=frozenset(record.get("removed", ())),
             ),
             server_tools=None if hosting is None else _to_hosting(hosting),
+            # Earlier versions did not record this field.
+            origin=RequestOrigin(is_streamed=record.get("streamed", True)),
             resumption=Resumption(seed=record["seed"]),
             answer=AnswerOptions(
                 **{name: record[name] for name in PLAIN_OPTIONS},
-                # Earlier versions did not record this option.
-                hold_form=record.get("hold_form", False),
                 stop=tuple(record["stop"]),
                 disabled_rules=frozenset(record["unmended"]),
                 choice=None if record["choice"] is None else _to_choice(record["choice"]),

@@ -179,8 +179,7 @@ class AnswerOptions:
     reasoning_budget: int | None = None
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
-    hold_form: bool = False  # emit an answer with a required form only when it is complete
-    whole: bool = False  # emit the answer as one batch at its end; implies `hold_form`
+    whole: bool = False  # emit the answer as one batch at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +191,7 @@ class RequestOrigin:
     caller: Caller | None = None
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
+    is_streamed: bool = True  # False: the client receives the answer when it is complete, as after a background job
     # trace span of the request, parent of the spans of backends and tool servers; None if it is not traced
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself

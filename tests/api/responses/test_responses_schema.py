@@ -299,9 +299,7 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {"calls_allowed": True, "parallel_calls": True, "hold_calls": True, "whole": True}),
     "no calls": ({"tool_choice": "none"}, {"calls_allowed": False}),
     "one call": ({"parallel_tool_calls": False}, {"parallel_calls": False}),
-    "stream": ({"stream": True}, {"hold_form": False, "whole": False}),
-    "background": ({"background": True}, {"hold_form": True}),
-    "background stream": ({"background": True, "stream": True}, {"hold_form": False}),
+    "stream": ({"stream": True}, {"whole": False}),
 }
 
 
@@ -310,6 +308,12 @@ def test_flags_reach_the_generation_request(fields: dict[str, Any], expected: di
     request = generation_of(**fields).request
     assert {name: getattr(request.answer, name) for name in expected} == expected
     assert (request.model, request.origin.tenant, request.origin.request_id) == ("group", "default", "req_1")
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_knows_if_the_answer_is_streamed(stream: bool, background: bool) -> None:
+    assert generation_of(stream=stream, background=background).request.origin.is_streamed is stream
 
 
 def test_tools_are_echoed_with_every_field() -> None:

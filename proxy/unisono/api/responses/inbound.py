@@ -141,10 +141,9 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
             hold_calls=hold_calls or not request.stream,
-            hold_form=not request.stream,
             whole=not request.stream and hosting is None,  # a restarted answer would run server tools again
         ),
-        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
+        origin=RequestOrigin(caller.tenant, caller, request_id, "responses", is_streamed=bool(request.stream)),
         resumption=Resumption(seed=seed),
         prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=_fields(request)),
         routing=RoutingOptions(sticky=sticky),

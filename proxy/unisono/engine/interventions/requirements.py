@@ -276,7 +276,7 @@ def requirements_of(
         choice = None if choice == ForcedCalls() else AllowedTools(choice.tools or frozenset(), choice.hosted)
     is_plain = choice is None and server_tools is None and not (tools.declared or conversation.removed)
     form = answer.form if free else None
-    hold_form = answer.hold_form or answer.whole
+    hold_form = answer.whole or not request.origin.is_streamed
     if is_plain and not conversation.all_tools:
         plain = _without_tools(answer.calls_allowed, answer.disabled_rules, answer.hold_calls)
         if form is None and answer.reasoning_budget is None:
