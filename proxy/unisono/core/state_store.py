@@ -89,8 +89,7 @@ class StoredResponse:
 class StoredConversation:
     """Conversation without its items, which are read separately.
 
-    The store increments `revision` with every change to the items. `added` counts all items that were ever added. The
-    store ignores the caller's values.
+    The store sets `revision`, the number of changes to the items, and `added`, the number of items ever added.
     """
 
     id: str

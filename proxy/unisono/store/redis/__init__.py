@@ -148,10 +148,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._link.write(*pointers)
 
     async def _renewals(self, tenant: str, ancestors: Sequence[str]) -> list[Command]:
-        """Return the commands that renew responses with their pointers and their conversation.
-
-        Responses that were renewed recently are left out.
-        """
+        """Return the commands that renew responses that were not renewed recently."""
         ttl, conversation_ttl = milliseconds(self._retention.response_s), milliseconds(self._retention.conversation_s)
         named = [keys.response(tenant, ancestor, ancestor)[0] for ancestor in ancestors]
         # Only the first response of a chain may belong to a conversation. Its pointer expires together with it.
