@@ -18,7 +18,7 @@ from unisono.cli.evaluate import evaluate
 from unisono.cli.keys import is_remote, keys, store_or_gateway
 from unisono.cli.mcp import mcp
 from unisono.cli.models import models
-from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway
+from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway, require_host
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,7 +29,7 @@ def main() -> None:
 
 @main.command()
 @CONFIG
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, callback=require_host, help="Address to listen on.")
 @click.option(
     "--port",
     default=4000,
@@ -44,8 +44,6 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     Without a configuration, the gateway serves the gpt-oss backends on this machine, or the demo model if there are
     none.
     """
-    if not host.strip():
-        raise click.BadParameter("must not be empty; 0.0.0.0 means all addresses", param_hint="--host")
     # Imports take seconds, during which signals may arrive. Without a handler, the system would ignore SIGTERM for the
     # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -243,12 +241,9 @@ def usage(
     With --config, the sums cover all usage records in the store. With --url, they cover the usage that the key may see
     on a running gateway.
     """
-    from unisono.cli.usage import days_of, show, show_remote
+    from unisono.cli.usage import days_of, form_of, show, show_remote
 
-    forms = [name for name, is_given in (("csv", as_csv), ("json", as_json), ("chart", as_chart)) if is_given]
-    if len(forms) > 1:
-        raise click.UsageError(f"Options '--{forms[0]}' and '--{forms[1]}' exclude each other.")
-    form = forms[0] if forms else "table"
+    form = form_of(csv=as_csv, json=as_json, chart=as_chart)
     first, last = days_of(since, until)
     if is_remote(config_path, url) and url is not None:
         show_remote(url, key_env, by, first, last, form)

@@ -50,6 +50,13 @@ def require_config(context: click.Context) -> Path:
     return path
 
 
+def require_host(context: click.Context, parameter: click.Parameter, host: str) -> str:
+    """Return the address of `--host`. Raises `BadParameter` if it is empty."""
+    if not host.strip():
+        raise click.BadParameter("must not be empty; 0.0.0.0 means all addresses", context, parameter)
+    return host
+
+
 def _config_option(*, required: bool, reports: bool = True) -> Callable[[Command], Command]:
     return click.option(
         "--config",

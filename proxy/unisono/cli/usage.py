@@ -58,6 +58,17 @@ def days_of(since: datetime | None, until: datetime | None) -> tuple[str, str]:
     return first, last
 
 
+def form_of(**given: bool) -> str:
+    """Return the form whose option was given, or `table`.
+
+    Raises `UsageError` for several options.
+    """
+    forms = [name for name, is_given in given.items() if is_given]
+    if len(forms) > 1:
+        raise click.UsageError(f"Options '--{forms[0]}' and '--{forms[1]}' exclude each other.")
+    return forms[0] if forms else "table"
+
+
 def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
     """Print usage. `form` is table, chart, csv or json.
 
