@@ -6,6 +6,7 @@ from time import process_time
 
 import pytest
 
+from unisono.bootstrap import engine
 from unisono.core.conversation import TextGrammar
 from unisono.schemas import BadGrammar, check_grammar, violation
 from unisono.schemas.grammars import (
@@ -136,7 +137,7 @@ def test_no_grammar_takes_long(definition: str, text: str) -> None:
     grammar, began = TextGrammar("lark", definition), process_time()
     try:
         check_grammar(grammar)
-        violation(grammar, (text * MAX_TEXT_CHARACTERS)[:MAX_TEXT_CHARACTERS])
+        violation(grammar, (text * MAX_TEXT_CHARACTERS)[:MAX_TEXT_CHARACTERS], process_time)
     except BadGrammar:
         pass
     # It takes less than 0.2 s; the rest is for a busy machine.
@@ -170,6 +171,13 @@ def test_a_check_that_takes_too_long_is_given_up() -> None:
     assert text_violation(grammar, text[:-1] + "b", slow) is None
     assert slow.looks < 20
     assert text_violation(grammar, "ab", slow) == MISMATCH
+
+
+def test_the_engine_limits_the_time_of_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, text = TextGrammar("lark", 'start: "a"*'), "a" * 1000 + "b"
+    assert engine.violation(grammar, text) == MISMATCH
+    monkeypatch.setattr(engine, "thread_time", Clock(MAX_CHECK_S / 10))
+    assert engine.violation(grammar, text) is None
 
 
 def test_a_text_beyond_the_limits_is_accepted() -> None:

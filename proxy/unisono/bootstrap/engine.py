@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from secrets import token_hex
+from time import thread_time
 
 from unisono import schemas
 from unisono.bootstrap.gateway_parts import Parts
@@ -60,4 +61,4 @@ def violation(schema: Schema | TextGrammar, text: str) -> str | None:
             schemas.check(schema, "schema")
     except InvalidRequest:
         return None
-    return schemas.violation(schema, text)
+    return schemas.violation(schema, text, thread_time)

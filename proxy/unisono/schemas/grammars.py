@@ -1,9 +1,9 @@
 """Checks of texts against grammars from clients: regular expressions and Lark grammars.
 
 No grammar can keep the process busy. Regular expressions run in linear time. Lark grammars run in llguidance, which
-limits the work per byte; OpenAI uses the same library for such grammars. This module limits the total work. Lark's own
-library is not used. It runs the regular expressions of a grammar on Python's engine, which can take exponential time
-and cannot be interrupted.
+limits the work per byte; OpenAI uses the same library for such grammars. This module limits the total work, if it gets
+a clock. Lark's own library is not used. It runs the regular expressions of a grammar on Python's engine, which can take
+exponential time and cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
-from time import thread_time
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.conversation import TextGrammar
@@ -61,10 +60,11 @@ def check_grammar(grammar: TextGrammar) -> None:
         raise BadGrammar(str(error)) from error
 
 
-def text_violation(grammar: TextGrammar, text: str, processor_time: Callable[[], float] = thread_time) -> str | None:
+def text_violation(grammar: TextGrammar, text: str, processor_time: Callable[[], float] = lambda: 0.0) -> str | None:
     """Describe how `text` violates `grammar`.
 
-    Returns None if the text is valid, or takes too long to be checked.
+    `processor_time` is a clock, in seconds; without it, the time is not limited. Returns None if the text is valid, or
+    takes too long to be checked.
     """
     if grammar.syntax == "regex":
         expression = _whole(grammar.definition)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 
@@ -30,13 +30,16 @@ DIGITS_PER_CONVERSION = 4_000
 MAX_REPORTED = 5
 
 
-def violation(schema: Mapping[str, object] | TextGrammar, text: str) -> str | None:
+def violation(
+    schema: Mapping[str, object] | TextGrammar, text: str, processor_time: Callable[[], float] = lambda: 0.0
+) -> str | None:
     """Describe how `text` violates `schema`; None if it is valid.
 
-    An answer that exceeds the validation limits is treated as invalid, with a message that requests a smaller answer.
+    `processor_time` is the clock of `text_violation`. An answer that exceeds the validation limits is treated as
+    invalid, with a message that requests a smaller answer.
     """
     if isinstance(schema, TextGrammar):
-        return text_violation(schema, text)
+        return text_violation(schema, text, processor_time)
     if len(text) > MAX_CHARACTERS:
         return f"The answer is too long: write JSON of at most {MAX_CHARACTERS:,} characters."
     try:
