@@ -164,6 +164,8 @@ class CompletionFold:
                 self.done = True
                 break
             self._add_event(decoded(without_echo(event)), tokens, texts)
+            if self.done:
+                break
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
@@ -180,8 +182,12 @@ class CompletionFold:
         choices = data.get("choices")
         if not isinstance(choices, list):
             raise BackendProtocolError("the backend sent an event without a list of `choices`")
-        if not choices or self._finish is not None:
-            # Either the event with the usage, or another event after the finish reason.
+        if self._finish is not None:
+            # Either the event with the usage, or another event after the finish reason. Nothing but `[DONE]` follows
+            # the usage, and a backend may delay it.
+            self.done = not choices and isinstance(usage, dict)
+            return
+        if not choices:
             return
         choice = choices[0]
         if not isinstance(choice, dict):

@@ -6,7 +6,9 @@ Requests and responses are forwarded unchanged. The same class serves all kinds 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +32,7 @@ from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
 from unisono_adapters._failures import is_error
-from unisono_adapters._http import BackendHttp
+from unisono_adapters._http import LINGER_S, BackendAnswer, BackendHttp
 from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
@@ -119,8 +121,9 @@ class OpenAiApi:
 
     async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
+        has_finished = has_usage = False
         try:
-            while (events := await answer.read()) is not None:
+            while (events := await _next_events(answer, has_usage=has_usage)) is not None:
                 objects: list[Mapping[str, Json]] = []
                 ended = False
                 for data in events:
@@ -130,6 +133,8 @@ class OpenAiApi:
                     objects.append(one)
                     if ended := job.api is Api.RESPONSES and one.get("type") in LAST:
                         break
+                    has_finished = has_finished or _has_finish_reason(one)
+                    has_usage = has_usage or (has_finished and one.get("choices") == [] and bool(one.get("usage")))
                 if any(has_output(job.api, one) for one in objects):
                     answer.delivered()
                 if objects:
@@ -150,6 +155,25 @@ class OpenAiApi:
         if is_error(one) and (api is Api.CHAT or "type" not in one):
             raise self._wire.failures.error_object(one)
         return one
+
+
+async def _next_events(answer: BackendAnswer, *, has_usage: bool) -> list[bytes] | None:
+    """Return the next events of a stream, or None at its end.
+
+    After the usage, usually only `[DONE]` follows. A server may delay it, so the stream also ends after a short wait.
+    """
+    if not has_usage:
+        return await answer.read()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            return await answer.read()
+    return None
+
+
+def _has_finish_reason(chunk: Mapping[str, Any]) -> bool:
+    choices = chunk.get("choices")
+    listed = choices if isinstance(choices, list) else []
+    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in listed)
 
 
 def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: Api) -> dict[str, Json]:

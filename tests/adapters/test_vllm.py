@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -11,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.fakes import Close, FakeVllm, Refusal, Stall, VllmScript, WireServer, inject_at
+from tests.fakes import Close, FakeVllm, Refusal, Stall, VllmScript, WireServer, close_at, inject_at, stall_at
+from tests.fakes.faults import Fault
 from unisono.core.generation import AnyJson, Chunk, CompletionJob, FinishReason, OutputForm, Prompt
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
@@ -178,6 +180,19 @@ async def test_error_event_for_input_tokens_is_context_too_long(fake: FakeVllm, 
     fake.script = lambda request: VllmScript(tokens=[1], faults=(inject_at(0, event),))
     with pytest.raises(ContextTooLong):
         await collect(backend)
+
+
+@pytest.mark.parametrize("end", [stall_at(6), close_at(6)], ids=["silence", "closed connection"])
+async def test_answer_without_done_is_complete_after_the_usage(
+    fake: FakeVllm, backend: VllmBackend, end: Fault
+) -> None:
+    tokens = [200005, 17196, 200008, 13225, RETURN]
+    fake.script = lambda request: VllmScript(tokens=tokens, per_chunk=1, faults=(end,))
+    # Far below the limit for the silence of a backend.
+    async with asyncio.timeout(10):
+        chunks = await collect(backend)
+    assert [token for chunk in chunks for token in chunk.tokens] == tokens
+    assert (chunks[-1].finish, chunks[-1].prompt_tokens) == (FinishReason.STOP, len(JOB.prompt.tokens))
 
 
 # Connections

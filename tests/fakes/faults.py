@@ -65,12 +65,16 @@ def inject_at(k: int, data: bytes) -> Fault:
 
 
 def without_done(steps: list[Step]) -> list[Step]:
-    """Remove `[DONE]`, or the event that is marked as the last."""
+    """Remove `[DONE]` and the usage before it, or the event that is marked as the last."""
     return [step for step in steps if step != Write(DONE, framed=True) and not _says_last(step)]
 
 
+# The event with the usage has no choices.
+_LAST_MARKS = (b'"done": true', b'"stop": true', b'"choices": []')
+
+
 def _says_last(step: Step) -> bool:
-    return isinstance(step, Write) and any(end in step.data for end in (b'"done": true', b'"stop": true'))
+    return isinstance(step, Write) and any(end in step.data for end in _LAST_MARKS)
 
 
 def done_twice(steps: list[Step]) -> list[Step]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, gateway
-from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, reset_at
+from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, reset_at, stall_at
 from tests.fakes.faults import Fault, inject_at, without_done
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.fakes.wire import Stall, Step
@@ -216,6 +216,17 @@ async def test_a_broken_stream_ends_with_an_error_and_without_done(fault: Fault,
     assert answer.status == 200
     assert answer.events[-1]["error"]["code"] == code
     assert not answer.done
+
+
+@pytest.mark.parametrize("shows_usage", [False, True])
+async def test_a_stream_ends_although_the_backend_delays_done(shows_usage: bool) -> None:
+    script = OpenAiScript(faults=(stall_at(5),))
+    options = {"stream_options": {"include_usage": True}} if shows_usage else {}
+    # Far below the limit for the silence of a backend.
+    async with passed(script) as (running, _fake), asyncio.timeout(10):
+        answer = await running.chat(model="other", stream=True, **options)
+    assert (text_of(answer), answer.done) == ("Four.", True)
+    assert any(event.get("usage") == script.usage for event in answer.events) is shows_usage
 
 
 async def test_a_stream_without_done_ends_at_its_finish_reason() -> None:

@@ -127,17 +127,14 @@ class SlotSession:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
     def start_attempt(self, slot: Slot, *, has_output: bool = False) -> Timeouts:
-        """Begin an attempt and return its time limits; raises BackendTimeout after the deadline.
-
-        `has_output`: the client has seen a part of the answer.
-        """
-        configured = slot.deployment.timeouts
+        """Begin an attempt and return its time limits; raises BackendTimeout after the deadline."""
+        configured, route = slot.deployment.timeouts, self._route
         timeouts = self._deadline.remaining(configured, self._now())
-        route = self._route
         limits = slot.attempt_timeouts(
             timeouts,
             retries_left=route.retries_left,
             elsewhere=route.elsewhere,
+            # The other kind of deployment cannot continue an answer of which the client has seen a part.
             other_kind=self._request.routing.has_other_kind and not has_output,
         )
         if timeouts.total_s <= 0.0:

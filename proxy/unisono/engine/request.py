@@ -224,8 +224,7 @@ class RoutingOptions:
     cache_salt: str = ""
     failover: bool = True  # continue on another deployment if a deployment fails after output was emitted
     # If this request fails before any output, the caller sends it to deployments of the other kind (Harmony or
-    # pass-through). Before any output, failed deployments are therefore not retried, and some of the time is reserved
-    # for the other kind.
+    # pass-through). Until then, failed deployments are not retried, and some of the time is reserved for these.
     has_other_kind: bool = False
     # deadline shared with an earlier request to the other kind, which produced no output; None for a new deadline
     deadline: Deadline | None = None
