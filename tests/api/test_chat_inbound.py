@@ -354,3 +354,10 @@ def test_the_name_of_a_message_is_dropped_with_a_note() -> None:
     conversation, notes = to_conversation(request.messages, Toolbox(), Effort.MEDIUM, "")
     assert conversation.items == (HI,)
     assert notes == ["messages.0.name: no effect"]
+
+
+def test_the_name_of_a_leading_system_message_is_dropped_with_a_note() -> None:
+    messages = [system("a"), {**system("b"), "name": "bob"}, user(name="eve")]
+    request = ChatRequest.model_validate({"model": "m", "messages": messages})
+    _, notes = to_conversation(request.messages, Toolbox(), Effort.MEDIUM, "")
+    assert notes == ["messages.1.name: no effect", "messages.2.name: no effect"]

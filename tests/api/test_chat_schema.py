@@ -499,6 +499,25 @@ def test_stop_is_one_string_or_several() -> None:
     assert generation_of(stop=["a"] * 16).request.answer.stop == ("a",) * 16
 
 
+def test_a_legacy_choice_beside_a_tool_choice_has_no_effect() -> None:
+    generation = generation_of(tools=[FUNCTION], tool_choice="auto", function_call="none")
+    assert generation.request.answer.calls_allowed
+    assert generation.notes == ("function_call: no effect, because 'tool_choice' is set",)
+
+
+BAD_PARTS: dict[str, tuple[Any, str, str]] = {
+    "unknown type": ({"type": "tool_use"}, "messages.0.content.0.type", "must be input_text, output_text, reasoning,"),
+    "no object": (5, "messages.0.content.0", "must be an object"),
+}
+
+
+@pytest.mark.parametrize(("part", "param", "reason"), BAD_PARTS.values(), ids=BAD_PARTS)
+def test_an_error_says_which_parts_are_accepted(part: Any, param: str, reason: str) -> None:
+    error = error_of(messages=[{"role": "user", "content": [part]}])
+    assert error.param == param
+    assert error.message.startswith(f"Invalid value for '{param}': {reason}")
+
+
 def test_switches_reach_the_generation_request() -> None:
     assert generation_of().request.answer.calls_allowed
     assert not generation_of(tools=[FUNCTION], tool_choice="none").request.answer.calls_allowed

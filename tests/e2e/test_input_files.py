@@ -232,6 +232,7 @@ FORMS: dict[str, tuple[str, Json, str, str, str]] = {
     "chat: number": ("chat", changed(CHAT, file_data=1), NO_DATA, "value", "must be a string"),
     "chat: a name": ("chat", changed(CHAT, filename=1), "messages.0.content.0.file.filename", "value", "a string"),
     "chat: no object": ("chat", {"type": "file", "file": "VGVh"}, "messages.0.content.0.file", "value", "an object"),
+    "chat: no file": ("chat", {"type": "file"}, NO_DATA, "value", "no content"),
     "chat: nothing": ("chat", {"type": "file", "file": {}}, NO_DATA, "value", "no content"),
     "chat: no name": (
         "chat",

@@ -219,6 +219,14 @@ CALLS: dict[str, Case] = {
         rules=("regenerated-call",),
         told=UNCONSTRAINED,
     ),
+    "arguments not JSON, of the content type code": Case(
+        turn(),
+        ["<|channel|>analysis to=functions.get_weather code<|message|>Paris<|call|>", WEATHER + PARIS + "<|call|>"],
+        (CALLED,),
+        [""],
+        rules=("regenerated-call",),
+        told=UNCONSTRAINED,
+    ),
     "regeneration of calls switched off": Case(
         turn(disabled_rules=frozenset({"regenerated-call"})),
         [WEATHER + "Paris<|call|>"],

@@ -79,11 +79,18 @@ async def test_tags_of_a_form_choose_the_deployment(parts: tuple[Part, ...], lef
 
 
 async def test_other_metadata_is_forwarded_unchanged() -> None:
-    parts: list[Part] = [("metadata", None, b'{"a":  1}'), ("metadata[b]", None, b"c"), ("tags", None, b"x")]
-    for each in ([parts[0]], [parts[1]], [parts[2]]):
+    parts: list[Part] = [("metadata", None, b'{"a":  1}'), ("metadata[b]", None, b"c")]
+    for part in parts:
         async with listening() as (running, fake):
-            assert (await send(running, [*USUAL, *each])).status == 200
-        assert each[0] in parts_of(fake.requests[0])
+            assert (await send(running, [*USUAL, part])).status == 200
+        assert part in parts_of(fake.requests[0])
+
+
+async def test_fields_for_the_gateway_are_not_forwarded() -> None:
+    parts: list[Part] = [("tags", None, b"x"), ("unisono", None, b'{"run_tools": false}')]
+    async with listening() as (running, fake):
+        assert (await send(running, [*USUAL, *parts])).status == 200
+    assert {name for name, *_ in parts_of(fake.requests[0])}.isdisjoint({"tags", "unisono"})
 
 
 BAD: dict[str, tuple[tuple[Part, ...], str]] = {

@@ -208,7 +208,9 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
     if first["type"] == "missing":
         return kind(f"Missing required field '{param}'.", param=param)
     where = f"Invalid value for '{param}': " if param else ""
-    return kind(f"{where}{first['msg']}", param=param)
+    # Pydantic's text names a class of the gateway.
+    reason = "must be an object" if first["type"] == "model_type" else first["msg"]
+    return kind(f"{where}{reason}", param=param)
 
 
 async def outcome(work: Awaitable[None]) -> UnisonoError | None:

@@ -58,7 +58,7 @@ class ContentPart(OpenModel):
         if value in MEDIA_PARTS:
             raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
         if value not in KINDS:
-            raise invalid_field("must be 'text' or 'refusal'")
+            raise invalid_field(f"must be {', '.join(sorted(KINDS)[:-1])} or {max(KINDS)}")
         return value
 
     @field_validator("text")

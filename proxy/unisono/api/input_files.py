@@ -50,8 +50,8 @@ CONTENT: Final = (FileField.DATA, FileField.URL, FileField.ID)
 SOURCES: Final = {"base64": "data", "url": "url", "file": "file_id"}
 
 NO_CONTENT: Final = FileText(problem="the file has no content; send it here")
-NOT_TEXT: Final = FileText(problem="must be a string")
-NOT_BASE64: Final = FileText(problem="is not valid base64")
+NOT_TEXT: Final = FileText(problem="the value must be a string")
+NOT_BASE64: Final = FileText(problem="the content is not valid base64")
 TOO_MANY: Final = FileText(problem=f"only the {MAX_FILES} newest files of a request are read")
 NOT_STORED: Final = FileText(
     problem="this gateway stores no files; send the content of the file instead of its id",
@@ -141,8 +141,10 @@ def to_file(part: Mapping[str, Any], max_bytes: int) -> FilePart:
         content = _content(_source_values(source), name, _text(source.get("media_type")), max_bytes)
         return FilePart(content, _name_of(content), context, SOURCE_FIELDS)
     if inner is not None and not isinstance(inner, dict):
-        return FilePart(FileText(problem="must be an object"), fields=dict.fromkeys(FileField, "file"))
-    fields, given = (FLAT_FIELDS, part) if inner is None else (NESTED_FIELDS, inner)
+        return FilePart(FileText(problem="the file must be an object"), fields=dict.fromkeys(FileField, "file"))
+    # A part of Chat Completions without any content lacks the object `file`.
+    is_nested = inner is not None or (part.get("type") == "file" and part.keys().isdisjoint(FLAT_FIELDS.values()))
+    fields, given = (NESTED_FIELDS, inner or {}) if is_nested else (FLAT_FIELDS, part)
     if not isinstance(given.get("filename") or "", str):
         return FilePart(replace(NOT_TEXT, field=FileField.TYPE), fields=fields)
     name = _text(given.get("filename"))
@@ -205,7 +207,7 @@ def _data(data: str, name: str, media_type: str, max_bytes: int) -> InputFile | 
     if found:
         media_type = found[1]
     elif data[:5].lower() == "data:":
-        return FileText(problem="is not a valid `data:` URL")
+        return FileText(problem="the content is not a valid `data:` URL")
     encoded = data[found.end() :] if found else data
     declared, *more = media_type.lower().split(";")
     charset = next((one.strip()[8:].strip("\"' ") for one in (*options, *more) if one.strip()[:8] == "charset="), "")

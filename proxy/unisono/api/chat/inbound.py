@@ -204,6 +204,8 @@ def _notes_on(
     request: ChatRequest, generation_request: GenerationRequest, choice_at: str, efforts: RequestedEfforts
 ) -> list[str]:
     notes = [*notes_on_unused(request)]
+    if request.tool_choice is not None and request.function_call is not None:
+        notes.append("function_call: no effect, because 'tool_choice' is set")
     if len(efforts) > 1:
         notes += notes_on_effort(efforts)
     if request.web_search_options:
@@ -250,10 +252,12 @@ def to_conversation(
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
     leading_texts = [_text(message.content) for message in messages[:leading]] if leading else ()
+    names = [f"messages.{at}.name: no effect" for at in range(leading) if messages[at].name is not None]
     instructions = join(leading_texts, "\n\n", param="messages") if leading else ""
     rest = messages[leading:]
     prefill: str | None = None
     history = _History()
+    history.notes += names
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
     history.history.check_results()

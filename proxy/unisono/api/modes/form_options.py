@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.routing_fields import FIELDS, TAG_OBJECTS
 from unisono.core.frozen import dataclass
+from unisono.core.passthrough_request import GATEWAY_FIELDS
 from unisono.errors import InvalidRequest
 
 # Fields that may contain options of the gateway. Options of the gateway are not forwarded to the backend.
-OPTIONS: Final = FIELDS | {"tags", "mock_response", GUARDRAILS, *TAG_OBJECTS}
+OPTIONS: Final = FIELDS | GATEWAY_FIELDS | {"mock_response", GUARDRAILS, *TAG_OBJECTS}
 _NAME: Final = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 _KEY: Final = re.compile(r"\[([^\[\]]*)\]")
 MAX_DEPTH: Final = 3
@@ -59,7 +60,7 @@ def read_options(parts: Iterable[OptionPart]) -> dict[str, Any]:
     return body
 
 
-def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dict[str, Any]) -> Iterator[bytes]:
+def remaining_parts(parts: Iterable[OptionPart], body: Mapping[str, Any], rest: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the bytes of the parts to forward to the backend.
 
     `body` holds the fields of all `parts`. `rest` holds the same fields without the options of the gateway.
@@ -67,7 +68,7 @@ def remaining_parts(parts: Iterable[OptionPart], body: dict[str, Any], rest: dic
     rewritten: set[str] = set()
     for part in parts:
         left = rest.get(part.field)
-        if left is None:
+        if left is None or part.field in GATEWAY_FIELDS:
             continue
         if left == body[part.field]:
             yield part.head + part.text.encode() + b"\r\n"

@@ -115,11 +115,9 @@ class BodyChecks:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in tools.schemas:
             return False
-        # Other calls are checked only if their content type permits JSON. Invalid calls to server tools are not checked
-        # here, because the model gets an error result for them.
-        is_certain = message is not MessageKind.CALL
-        is_own = tools.servers is None or recipient in tools.own
-        return is_certain or (header.content_type in (None, "json") and is_own)
+        # Invalid calls to server tools are not checked here, because the model gets an error result for them. Clients
+        # receive arguments without their content type, and always parse them as JSON.
+        return message is not MessageKind.CALL or tools.servers is None or recipient in tools.own
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
         fault = fault_of(text, objects=objects)
