@@ -132,7 +132,7 @@ async def test_parallel_requests_with_several_choices_do_not_exceed_a_budget(tmp
 async def test_a_failed_choice_charges_the_usage_of_all_choices_once(tmp_path: Path) -> None:
     async with FakeVllm(tokens=LONG, delay_s=0.02) as fake:
         config = priced(fake.url, router_settings={"num_retries": 0})
-        fake.script = lambda asked: Refusal(400) if asked.get("seed") == 5 else VllmScript(tokens=LONG, delay_s=0.02)
+        fake.script = lambda asked: Refusal(400) if asked.get("seed") == 9 else VllmScript(tokens=LONG, delay_s=0.02)
         async with keyed(config, tmp_path) as (running, keys):
             _, key = await keys.issue(limits=KeyLimits(max_parallel=1, money_budget=10**9))
             assert (await running.chat_as(key, n=3, seed=7)).status >= 400

@@ -68,22 +68,6 @@ async def test_text_of_a_message_without_a_body_has_log_probabilities(stream: bo
     assert "".join(entry["token"] for entry in content) == " Oslo is in Norway."
 
 
-PREAMBLE = "<|channel|>commentary<|message|>pre amble<|end|><|start|>assistant<|channel|>final<|message|>"
-INVALID = ENCODING.encode_marked("bad answer<|return|>")
-
-
-async def test_a_preamble_and_a_refusal_both_have_log_probabilities() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    async with FakeVllm(tokens=INVALID) as fake, gateway(config("vllm", fake.url)) as running:
-        scripts = iter([VllmScript(tokens=[*ENCODING.encode_marked(PREAMBLE), *INVALID])])
-        fake.script = lambda _: next(scripts, VllmScript(tokens=INVALID))
-        answer = await running.chat(logprobs=True, tools=tools, guided_choice=["yes"])
-    [choice] = answer.body["choices"]
-    assert (choice["message"]["content"], choice["message"]["refusal"]) == ("pre amble", "bad answer")
-    for name in ("content", "refusal"):
-        assert "".join(entry["token"] for entry in choice["logprobs"][name]) == choice["message"][name]
-
-
 @KIND
 @STREAM
 async def test_chat_reports_visible_tokens_only(kind: str, stream: bool) -> None:

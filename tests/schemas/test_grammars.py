@@ -144,6 +144,21 @@ def test_no_grammar_takes_long(definition: str, text: str) -> None:
     assert process_time() - began < 2
 
 
+@pytest.mark.parametrize("ending", ["%ignore R300", "%ignore R1", "LOOP: LOOP", "%declare R1 R2", "R2: R1"])
+def test_no_statement_hides_the_terminals_before_it(ending: str) -> None:
+    doubles = "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(1, 300))
+    with pytest.raises(BadGrammar, match="terminal"):
+        check_grammar(TextGrammar("lark", f'start: R1\n{doubles}\nR300: "a"\n{ending}\n'))
+
+
+def test_directives_are_no_part_of_a_terminal() -> None:
+    definition = (
+        'start: (WORD COMMA)* WORD\nWORD: /x+/\nWS: /[ ]+/\n%ignore WS\nCOMMA: ","\n  %ignore COMMENT\nCOMMENT: "#"\n'
+    )
+    assert _expanded_terminals(definition) == 4
+    check_grammar(TextGrammar("lark", definition))
+
+
 def test_names_in_texts_and_comments_are_no_terminals() -> None:
     names = " ".join(["R1"] * 900)
     definition = f'start: R1 R2\nR1: "{names}" // {names}\nR2: /{names}/ R3 R3\nR3: R1 "/" R1 "//" R1\n// R1: {names}'

@@ -38,7 +38,8 @@ MAX_CACHED_GRAMMARS: Final = 32
 MAX_EXPANDED_TERMINALS: Final = 100_000
 
 _LITERAL: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-_DEFINITION: Final = re.compile(r"^[ \t]*[?!]*(\w+)[^:|\n]*:", re.MULTILINE)
+# Beginning of a definition, or of a directive, such as `%ignore`. Only definitions have a name.
+_STATEMENT: Final = re.compile(r"^[ \t]*(?:%|[?!]*(\w+)[^:|%\n]*:)", re.MULTILINE)
 _TERMINAL: Final = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
 
 MISMATCH: Final = "The text does not match the grammar of the tool."
@@ -117,22 +118,21 @@ def _matcher(definition: str) -> LLMatcher:
 def _expanded_terminals(definition: str) -> int:
     """Return the number of terminals in a Lark grammar without references between terminals.
 
-    Returns 0 if a terminal contains itself, because llguidance refuses such a grammar at once.
+    Raises BadGrammar if a terminal contains itself.
     """
     text = _LITERAL.sub(" ", definition)
-    definitions = [*_DEFINITION.finditer(text)]
-    ends = [*(following.start() for following in definitions[1:]), len(text)]
-    references = {
-        found[1]: _TERMINAL.findall(text, found.end(), end)
-        for found, end in zip(definitions, ends, strict=False)
-        if _TERMINAL.fullmatch(found[1])
-    }
+    statements = [*_STATEMENT.finditer(text)]
+    ends = [*(following.start() for following in statements[1:]), len(text)]
+    references: dict[str, list[str]] = {}
+    for found, end in zip(statements, ends, strict=False):
+        if found[1] is not None and _TERMINAL.fullmatch(found[1]):
+            references.setdefault(found[1], []).extend(_TERMINAL.findall(text, found.end(), end))
     sizes: dict[str, int] = {}
     try:
         for name in TopologicalSorter(references).static_order():
             sizes[name] = 1 + sum(sizes[each] for each in references.get(name, ()))
-    except CycleError:
-        return 0
+    except CycleError as error:
+        raise BadGrammar(f"a terminal contains itself: {' -> '.join(error.args[1][:8])}") from error
     return sum(sizes.values())
 
 
