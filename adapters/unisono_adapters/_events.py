@@ -72,9 +72,11 @@ async def generate(
                 events = answer.read_nowait()
                 chunk = chunks.recorded(await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events))
                 del events
+            if fold.done:
+                # Readers close this generator at the last chunk, so wait before it for the end of the response.
+                await answer.settle()
             if chunk is not None:
                 yield chunk
-        await answer.settle()
     except BackendError as error:
         raise (error if chunks.has_started else refusal(job, error)) from error.__cause__
     finally:

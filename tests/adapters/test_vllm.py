@@ -198,9 +198,20 @@ async def test_answer_without_done_is_complete_after_the_usage(
 # Connections
 
 
-async def test_connection_of_a_complete_answer_is_reused(fake: FakeVllm, backend: VllmBackend) -> None:
+async def until_finish(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    async for chunk in chunks:
+        yield chunk
+        if chunk.finish is not None:
+            return
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.005], ids=["at once", "with pauses"])
+async def test_connection_of_a_complete_answer_is_reused(fake: FakeVllm, backend: VllmBackend, delay_s: float) -> None:
+    fake.script = lambda request: VllmScript(tokens=[200008, 13225, RETURN], delay_s=delay_s)
     for _ in range(5):
-        await collect(backend)
+        async with aclosing(backend.complete(JOB)) as chunks:
+            # Like the engine, stop at the finish reason.
+            assert [chunk async for chunk in until_finish(chunks)]
     assert fake.connections == 1
 
 

@@ -72,7 +72,7 @@ def quoted(value: object) -> str:
 
 # Maximum number of steps. A step is the evaluation of one keyword, or other work that takes about as long: one to two
 # microseconds.
-MAX_STEPS = 200_000
+MAX_STEPS = 400_000
 # Additional steps of slow work: description of why a branch fails, parsing of a format, and division by a fraction.
 MISMATCH_STEPS, FORMAT_STEPS, FRACTION_STEPS = 2, 3, 6
 # Maximum depth of nested schema evaluations: far below the recursion limit of Python.
