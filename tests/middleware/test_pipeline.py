@@ -22,7 +22,7 @@ from unisono.engine.request import (
     RequestOrigin,
 )
 from unisono.errors import LimitReached, ShuttingDown, UnisonoError
-from unisono.middleware.drain import OPEN, OpenRequest
+from unisono.middleware.open_requests import OPEN, OpenRequest
 from unisono.middleware.pipeline import Gate, GuardedService
 
 REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), origin=RequestOrigin(recoveries=("media-left-out",)))

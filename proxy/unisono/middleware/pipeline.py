@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from unisono.core.events import Event, Finished
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
-from unisono.middleware.drain import OPEN, Interruption, shutdown_error
+from unisono.middleware.open_requests import OPEN, Interruption, shutdown_error
 
 
 class Gate:

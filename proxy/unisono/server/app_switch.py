@@ -34,7 +34,7 @@ from unisono.config import Config
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import ConfigError, StoreError, UnisonoError
-from unisono.middleware.drain import OPEN, OpenRequest, shutdown_error
+from unisono.middleware.open_requests import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.delivery import chunk_writer
