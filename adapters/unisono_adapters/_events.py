@@ -72,7 +72,7 @@ async def generate(
                 events = answer.read_nowait()
                 chunk = chunks.recorded(await asyncio.to_thread(fold.feed, events) if is_long else fold.feed(events))
                 del events
-            if fold.done:
+            if chunks.are_complete():
                 # Readers close this generator at the last chunk, so wait before it for the end of the response.
                 await answer.settle()
             if chunk is not None:
@@ -110,6 +110,9 @@ class _Chunks:
             return True
         self.unread = chunk
         return False
+
+    def are_complete(self) -> bool:
+        return self._fold.done
 
     def recorded(self, chunk: Chunk | None) -> Chunk | None:
         """Return `chunk`. If there is a chunk, record that the backend has begun its answer."""
