@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "short salt key": (
         {"unisono": {"salt_key": "salt"}},
-        "unisono.salt_key: must have at least 16 characters; remove the key to have a salt generated",
+        "unisono.salt_key: must have at least 16 characters; use a longer salt, or remove the key to generate one",
     ),
     "variable not set": (
         {"general_settings": {"master_key": "os.environ/NOT_SET"}},
@@ -234,7 +234,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "webhook at a metadata service": (
         {"unisono": {"alerts": {"webhook": {"url": "http://169.254.169.254/x"}}}},
-        "unisono.alerts.webhook.url: must not be the address of a cloud metadata service",
+        "unisono.alerts.webhook.url: must not be the address of a cloud metadata service; set the address of the "
+        "webhook",
     ),
     "unknown key in an alias": (
         {"router_settings": {"model_group_alias": {"y": {"model": "z", "hiden": True}}}},

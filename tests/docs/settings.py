@@ -31,7 +31,8 @@ The file is YAML or JSON. The value `os.environ/NAME` is replaced by the environ
 seconds. Sections and keys have LiteLLM's names where LiteLLM has them. LiteLLM keys without effect in Unisono cause
 warnings at startup. If such a key protects the gateway, the operator must
 [acknowledge](migrating-from-litellm.md#decide-about-protective-settings) it. An unknown key is an error. All errors in
-the file are reported together, each with the path of its key. Hooks and backends are checked after the file is correct.
+the file are reported together, each with the path of its key. If the file has no errors, hooks and backends are checked
+next.
 
 `unisono init` writes a first file for the backends on this machine. A command reads the file in `--config`, else
 the file in the environment variable `UNISONO_CONFIG`, else `config.yaml` in the working directory. A file can

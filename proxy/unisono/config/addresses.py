@@ -20,7 +20,7 @@ SUPPORTED_STORES: Final = (
 )
 
 
-# Origins as browsers send them: without a path and without the port that is the default of the scheme.
+# Form of origins that browsers send. Browsers omit the path, and the default port of the scheme.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#*@\sA-Z]+")
 _DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
 
@@ -39,7 +39,7 @@ def without_route(address: str) -> tuple[str, str]:
 def check_http_url(url: str, example: str) -> None:
     """Raise ValueError if `url` is not an http or https URL with a host.
 
-    The message contains the `example`.
+    The error message contains `example`, a valid URL.
     """
     try:
         parts = urlsplit(url)
@@ -61,6 +61,6 @@ def check_origin(origin: str) -> str:
 
 
 def check_listener(address: str) -> str:
-    """Return `address`. Raises ValueError if it is not `host:port` on loopback."""
+    """Return `address`. Raises ValueError if it is not `host:port` with a loopback host."""
     loopback_address(address)
     return address

@@ -65,7 +65,7 @@ class _Names:
         return model
 
     def resolve_all(self, names: Sequence[str], path: str) -> list[str]:
-        """Return the models of a list of names. Raises ConfigError with all unknown names."""
+        """Return the models of a list of names. Raises one ConfigError for all unknown names."""
         found, errors = [], ConfigErrors()
         for at, name in enumerate(names):
             with errors:
@@ -84,7 +84,11 @@ class _Names:
         return found
 
     def _add(self, found: dict[str, list[str]], model: str, names: Sequence[str], path: str) -> None:
-        """Add the list of a model to `found`."""
+        """Add the fallback models `names` of `model` to `found`.
+
+        Raises ConfigError for unknown names, for a fallback model of a different mode, and for a second list for the
+        same model.
+        """
         targets: list[str] = []
         origin, errors = ANY, ConfigErrors()
         with errors:

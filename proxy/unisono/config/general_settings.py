@@ -45,7 +45,8 @@ class GeneralSettings(Section):
     instead. By default all addresses."""
     use_x_forwarded_for: bool = False
     """True reads the addresses of clients for `allowed_ips` from `X-Forwarded-For`.
-    Only headers from the proxies in `trusted_proxy_ranges` are read. With `allowed_ips`, that setting is required."""
+    The header is read only from the proxies in `trusted_proxy_ranges`. If `allowed_ips` is set, `trusted_proxy_ranges`
+    is required."""
     trusted_proxy_ranges: Networks = ()
     """Addresses and networks of the proxies whose `X-Forwarded-For` is trusted."""
     enforce_user_param: bool = False

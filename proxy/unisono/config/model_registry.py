@@ -204,7 +204,7 @@ def _kinds(model: ServedModel) -> set[bool]:
 
 
 def _groups(entries: tuple[ModelEntry, ...], errors: ConfigErrors) -> Iterator[ServedModel]:
-    """Yield the models. Add to `errors` if entries of a model contradict each other."""
+    """Yield the models. If entries of a model contradict each other, add this to `errors`."""
     names = dict.fromkeys(entry.model_name for entry in entries)
     for name in names:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]

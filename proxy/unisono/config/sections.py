@@ -183,7 +183,8 @@ class StoreSettings(Section):
     address is treated as secret, because it may contain a password."""
     ttl_s: Seconds = 30 * 86400.0
     """Time for which responses and conversations are kept after their last change, in seconds.
-    A stored response that continues others counts as a change of these, unless nine tenths of their time are left."""
+    A new response restarts this time for the responses that it continues, and for their conversation. It does so only
+    if less than nine tenths of the time are left."""
     log_ttl_s: Seconds = 600.0
     """Time for which the events of a finished response can be streamed again, in seconds."""
     deadline_s: Seconds = 0.25
@@ -208,7 +209,9 @@ MIN_SALT_LENGTH = 16
 
 def _check_salt(salt: SecretStr) -> SecretStr:
     if len(salt.get_secret_value().strip()) < MIN_SALT_LENGTH:
-        raise ValueError(f"must have at least {MIN_SALT_LENGTH} characters; remove the key to have a salt generated")
+        raise ValueError(
+            f"must have at least {MIN_SALT_LENGTH} characters; use a longer salt, or remove the key to generate one"
+        )
     return salt
 
 

@@ -149,7 +149,7 @@ def _check_url(url: SecretStr) -> SecretStr:
         raise ValueError("must be a plain http or https URL, such as https://hooks.example.com/alerts")
     address = parse_address(parts[1])
     if address is not None and not is_permitted(address, private=True):
-        raise ValueError("must not be the address of a cloud metadata service")
+        raise ValueError("must not be the address of a cloud metadata service; set the address of the webhook")
     return url
 
 

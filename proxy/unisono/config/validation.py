@@ -25,12 +25,13 @@ PROVIDER = "provider"
 _ELEMENT = re.compile(r"\b(model_list|guardrails)\[(\d+)\]")
 
 KEY = "[key]"
-"""Part of pydantic's error location that stands for an invalid key."""
+"""Last part of pydantic's error location if a key is invalid, and not its value."""
 
 # Names of types in pydantic's error locations, such as `constrained-str`. Keys in the file do not have this form.
 _TYPE = re.compile(r"str|int|float|bool|date|none|.*[^a-z0-9_].*")
 
-# Paths of values with which names or modes of models and servers may be lost.
+# Paths of values that may define the name or mode of a model, or the name of a tool server. If such a value is invalid,
+# references to the name cannot be checked.
 _NAMING = re.compile(
     r"model_list(?!\[\d+\]\.litellm_params\.(?!model$))|mcp_servers(?!\.[^.]+\.)|router_settings\.model_group_alias"
 )
@@ -63,9 +64,10 @@ Place: TypeAlias = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Error of pydantic.
+    """Error that pydantic found at `place`.
 
-    `union` is the place of the value with several possible types in which the error occurred, if any.
+    If the error occurred inside a value with several possible types, `union` is the place of this value. Otherwise,
+    `union` is None.
     """
 
     place: Place
@@ -76,8 +78,8 @@ class _Fault:
 def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> Config:
     """Return the validated configuration.
 
-    Raises ConfigError if the validation finds errors, or if there are `errors` that were found before. The exception
-    contains all of them, and the errors of references between the sections.
+    `errors` are errors that were found before. Raises ConfigError if there are such errors, or if the validation finds
+    errors. The exception contains all these errors, and the errors of references between the sections.
     """
     found = {line.partition(":")[0]: line for line in errors}
     faults: dict[Place, str] = {}
@@ -86,20 +88,22 @@ def validated(tree: object, errors: Sequence[str], positions: FilePositions) -> 
     except ValidationError as error:
         # The input is excluded, because it may contain a secret.
         details = error.errors(include_url=False, include_input=False, include_context=False)
-        faults = _of_most_specific_types([_fault(each, tree) for each in details])
+        faults = _errors_by_place([_fault(each, tree) for each in details])
         # Report one error per key, although pydantic reports an error for each type that a value may have.
         for place, text in faults.items():
             path = positions.in_file(_path(place))
             found.setdefault(path, f"{path}: {text}")
     if found:
-        raise ConfigError(*dict.fromkeys((*errors, *found.values(), *_of_names(tree, [*faults], [*found], positions))))
+        raise ConfigError(
+            *dict.fromkeys((*errors, *found.values(), *_reference_errors(tree, [*faults], [*found], positions)))
+        )
     return config
 
 
 def _fault(error: ErrorDetails, tree: object) -> _Fault:
-    """Return an error with its place in the file.
+    """Return an error of pydantic with its place in the file.
 
-    pydantic adds names of possible types, and `[key]` for an invalid key, which are not keys in the file.
+    In pydantic's error location, names of possible types and `[key]` are not keys in the file. They are left out.
     """
     node: Any = tree
     place: Place = ()
@@ -118,11 +122,12 @@ def _fault(error: ErrorDetails, tree: object) -> _Fault:
     return _Fault(place, f"the key is not valid: {sentence}" if error["loc"][-1] == KEY else sentence, union)
 
 
-def _of_most_specific_types(faults: Sequence[_Fault]) -> dict[Place, str]:
-    """Return the errors by place.
+def _errors_by_place(faults: Sequence[_Fault]) -> dict[Place, str]:
+    """Return one error text for each place.
 
-    If no possible type of a value fits, the errors inside of the value are those of the type that fits best. Without
-    such errors, the result names all possible types.
+    A value may have several possible types, and pydantic reports an error for each type. If one of these errors is
+    about a part of the value, its type fits best, and the errors about the whole value are left out. Otherwise, the
+    errors of all types are joined to one text.
     """
     inside = {fault.union for fault in faults if fault.union is not None and fault.place != fault.union}
     found: dict[Place, str] = {}
@@ -136,12 +141,14 @@ def _of_most_specific_types(faults: Sequence[_Fault]) -> dict[Place, str]:
     return found
 
 
-def _of_names(tree: object, places: Collection[Place], paths: Iterable[str], positions: FilePositions) -> Sequence[str]:
-    """Return the errors of references between the sections, in spite of other errors.
+def _reference_errors(
+    tree: object, places: Collection[Place], paths: Iterable[str], positions: FilePositions
+) -> Sequence[str]:
+    """Return the errors of references between the sections, although there are other errors.
 
-    `paths` are the paths of all other errors. Values that the validation has rejected, which are those at `places`, are
-    replaced by their defaults. The result is empty if this is not possible, or if the errors may concern the names to
-    which the references refer.
+    `places` are the places of the values that the validation has rejected. They are replaced by their defaults. `paths`
+    are the paths of all other errors. The result is empty if a rejected value has no default, or if another error may
+    concern a name to which references refer.
     """
     if any(map(_NAMING.match, paths)) or any(not isinstance(place[-1], str) for place in places):
         return ()
