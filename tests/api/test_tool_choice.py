@@ -158,7 +158,7 @@ def test_a_prefilled_answer_ignores_forced_calls_and_response_format() -> None:
     fields = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     generation = chat(**CLIENT_TOOLS, **fields, messages=PREFILLED)
     assert generation.notes == (
-        "tool_choice: requires no call, because the client started the answer",
+        "tool_choice: no call is required, because the client started the answer",
         "response_format: no effect, because the client started the answer",
     )
 

@@ -1,4 +1,4 @@
-"""Validation of requests with regular expressions or grammars: in a thread, whatever their size."""
+"""Validation of requests with regular expressions or grammars, which runs in a thread for any size."""
 
 from __future__ import annotations
 

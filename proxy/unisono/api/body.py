@@ -26,7 +26,8 @@ from unisono.errors import InvalidRequest
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
 # second.
 OFF_LOOP_BYTES = 256 * 1024
-# Words in bodies with regular expressions or grammars. An escape such as `\u0067rammar` may hide a word.
+# A body with one of these words may contain regular expressions or grammars. `\u00` is included, because an escape may
+# hide a word, as in `\u0067rammar`.
 COMPILED_WORDS: Final = (b"pattern", b"grammar", b"regex", b"ebnf", b"\\u00")
 # Maximum nesting levels of a body. A schema may have 64 levels (`schemas.supported`), each of which needs up to two
 # levels of the body. Later checks of the values are recursive and must not reach Python's recursion limit of 1,000, and
@@ -125,10 +126,11 @@ async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_
 
 
 def work_size(body: bytes) -> int:
-    """Return the size of a body, for `off_loop`.
+    """Return the size of a body in bytes, for `off_loop`.
 
-    A body that may contain regular expressions or grammars counts as large. To compile all of them takes time that does
-    not depend on the size of the body: 100 small expressions may take half a second.
+    If the body may contain regular expressions or grammars, the result exceeds `OFF_LOOP_BYTES`, so that `off_loop`
+    uses a thread. The time to compile expressions does not depend on the size of the body: 100 small expressions may
+    take half a second.
     """
     may_compile = len(body) <= OFF_LOOP_BYTES and any(word in body for word in COMPILED_WORDS)
     return OFF_LOOP_BYTES + 1 if may_compile else len(body)

@@ -70,7 +70,7 @@ class CompactionPlan:
 
     @property
     def _room(self) -> int:
-        """Maximum number of preserved characters."""
+        """Maximum number of characters of messages, calls and results that the compaction keeps."""
         if self.threshold is None:
             return MAX_PRESERVED_CHARACTERS
         return min(MAX_PRESERVED_CHARACTERS, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)

@@ -121,9 +121,9 @@ class FieldInput:
 class AtMost:
     """Annotation for a list or an object with at most `count` members.
 
-    The members are counted before any of them is validated, and validation ends at the first invalid member. Otherwise
-    a refusal could take longer than an answer: Pydantic validates members before it counts them, and collects all
-    errors, although a client receives only the first.
+    The members are counted before any member is validated, and validation ends at the first invalid member. Pydantic's
+    own limit would validate members before it counts them, and would collect all errors, although a client receives
+    only the first error. The refusal of a large request could then take longer than an answer.
     """
 
     count: int
@@ -135,7 +135,7 @@ class AtMost:
     def _counted(self, value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > self.count:
             raise PydanticCustomError(
-                "too_long", "has {actual} members, the limit is {most}", {"actual": len(value), "most": self.count}
+                "too_long", "has {actual} members, but the limit is {most}", {"actual": len(value), "most": self.count}
             )
         return value
 
@@ -208,7 +208,7 @@ Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(ge=0, le=1)]
 TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
 MinP = Annotated[float, Field(ge=0, le=1)]
-# A smaller penalty would be 0 in an engine that calculates with 32-bit floats.
+# Engines calculate with 32-bit floats, in which a very small penalty becomes 0.
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 # FastAPI writes limits as floats, which cannot represent 2**63 - 1. Therefore `lt` instead of `le`.
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]

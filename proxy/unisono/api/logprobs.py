@@ -28,7 +28,8 @@ def to_choice_logprobs(
 ) -> dict[str, Any]:
     """Return the `logprobs` of a choice of Chat Completions.
 
-    `content` and `refusal` have one entry per token, and are None if the choice has no such text.
+    `content` and `refusal` contain one entry per token of the respective text. None means that the choice has no such
+    text.
     """
     return {"content": content, "refusal": refusal}
 

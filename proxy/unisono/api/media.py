@@ -269,7 +269,7 @@ class MediaRemoval:
         return {**body, **changed} if any(value is not body[name] for name, value in changed.items()) else body
 
     def _items(self, items: list[Any]) -> list[Any]:
-        # Validation refuses longer lists by their length.
+        # Validation refuses longer lists, so a search for media in them would be wasted time.
         if len(items) > MAX_MESSAGES:
             return items
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)

@@ -73,7 +73,7 @@ class MetricsListener:
         self._open_requests = 0
 
     async def start(self) -> None:
-        """Start listening. Raises ConfigError if that fails, as when the address is in use."""
+        """Start listening. Raises ConfigError if the address is in use or cannot be used."""
         try:
             self._server = await asyncio.start_server(
                 self._answer, self._host, self._port, limit=MAX_REQUEST_BYTES, reuse_port=self._shared or None

@@ -46,7 +46,7 @@ INSTRUCTIONS = (
 # which the model would not write a summary at all.
 FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
 
-# Items that are not output of the model, and not results of its calls.
+# Types of items that are neither output of the model nor results of its calls.
 INPUT = UserMessage | DeveloperMessage | AddedTools
 
 NO_SUMMARY = "compaction: the model wrote no complete summary, so the conversation was not compacted"
@@ -127,9 +127,9 @@ def notes_on_summary(summary: str, report: GenerationReport) -> list[str]:
 class Replacement:
     """Items that replace a conversation, in the order `kept`, `newest`, `summary`, `pending`.
 
-    `kept` are the instructions and the added tools, and `newest` the user's newest messages. `pending` are the calls
-    whose results may still follow or were not answered by the model, with their reasoning and these results. Without a
-    summary, `kept` is the whole conversation.
+    `kept` are the instructions and the added tools, and `newest` the user's newest messages. `pending` contains two
+    kinds of calls, each with its reasoning: calls without a result, and calls with a result that the model has not
+    answered yet. It also contains these results. Without a summary, `kept` is the whole conversation.
     """
 
     kept: tuple[Item, ...]
@@ -173,8 +173,9 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
 def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> tuple[Item, ...]:
     """Return the items that replace the conversation `items`, including `summary`.
 
-    If `summary` is empty, returns the conversation itself. At most `room` characters are preserved, of the results that
-    the model has not answered and of the user's messages that it has answered.
+    If `summary` is empty, returns the conversation itself. `room` is the maximum number of preserved characters. They
+    are used first for calls and results that the model has not answered, and then for the newest user messages that the
+    model has answered.
     """
     bare = tuple(without_tokens(item) for item in items)
     if not summary:
@@ -197,7 +198,10 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
 
 
 def _open_calls(items: Iterable[Item]) -> list[Item]:
-    """Return the calls without a result, if the model has answered all other `items`."""
+    """Return the calls without a result, each after its reasoning and preamble.
+
+    The model must have answered everything else in `items`.
+    """
     pending: dict[str, Sequence[Item]] = {}
     # Newest reasoning and preambles, which belong to all calls until other reasoning or another preamble.
     introduction: list[Item] = []
@@ -224,8 +228,9 @@ def _open_calls(items: Iterable[Item]) -> list[Item]:
 def newest_input(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) -> Sequence[Item]:
     """Return the items at the end of the conversation that the model has not answered yet.
 
-    Results of calls are preceded by these calls, with their reasoning and preambles. Calls and results with more than
-    `room` characters are left out, because the conversation would not become shorter.
+    If these items include results of calls, the calls come before the results, with their reasoning and preambles. If
+    the calls and results together have more than `room` characters, all of them are left out, because a compaction that
+    keeps them would hardly shorten the conversation.
     """
     end = _end_of_output(items)
     start = _start_of_newest_calls(items[:end])
@@ -233,7 +238,11 @@ def newest_input(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) ->
 
 
 def _start_of_newest_calls(items: Sequence[Item]) -> int:
-    """Return the position of the first call at the end whose result the model has not answered."""
+    """Return the index at which the newest calls begin, with their reasoning and preambles.
+
+    The newest calls are the calls at the end of `items` with a result that the model has not answered. If there are no
+    such calls, the index is `len(items)`.
+    """
     end = first = len(items)
     while first and isinstance(items[first - 1], AssistantCall | ToolResult):
         first -= 1
@@ -244,7 +253,8 @@ def _start_of_newest_calls(items: Sequence[Item]) -> int:
         start -= 1
     if any(isinstance(item, AssistantReasoning) for item in items[start:first]):
         return start
-    # Without reasoning, nothing separates the last call from earlier calls, whose results the model has answered.
+    # Without reasoning, parallel calls look like calls of earlier steps, whose results the model has answered. Only the
+    # last call is therefore treated as unanswered.
     last = max((at for at in range(first, end) if isinstance(items[at], AssistantCall)), default=first)
     if last == end - 1:
         return end
@@ -267,7 +277,7 @@ def _introduces_calls(item: Item) -> bool:
 
 
 def _end_of_output(items: Sequence[Item]) -> int:
-    """Return the number of items before the messages, instructions and added tools at the end."""
+    """Return the number of items before the user messages, instructions and tools at the end."""
     end = len(items)
     while end and isinstance(items[end - 1], INPUT):
         end -= 1
@@ -277,7 +287,7 @@ def _end_of_output(items: Sequence[Item]) -> int:
 def replaces_history(items: Sequence[Item]) -> bool:
     """Return True if the items of a compaction include user messages, answers or tool results.
 
-    Summaries, instructions, added tools, and pending calls with their results do not count.
+    Summaries, instructions, added tools, and pending calls with their results are ignored.
     """
     has_summary = any(_is_summary(item) for item in items)
     end = len(items) - len(newest_input(items)) if has_summary else len(items)

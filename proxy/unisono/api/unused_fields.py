@@ -43,14 +43,14 @@ def noted_fields(notes: Iterable[str]) -> list[str]:
 
 
 def notes_on_prefill(request: GenerationRequest, *, choice_at: str, form_at: str) -> Iterator[str]:
-    """Yield notes on requirements without effect because the client began the answer.
+    """Yield notes on requirements that have no effect because the client began the answer.
 
-    `choice_at` and `form_at` are the paths of the fields with the tool choice and the answer's form.
+    `choice_at` is the path of the field for the tool choice, and `form_at` the path of the field for the answer's form.
     """
     if request.conversation.prefill is None:
         return
     if isinstance(request.answer.choice, ForcedCalls):
-        yield f"{choice_at}: requires no call, because the client started the answer"
+        yield f"{choice_at}: no call is required, because the client started the answer"
     if request.answer.form is not None:
         yield f"{form_at}: no effect, because the client started the answer"
 

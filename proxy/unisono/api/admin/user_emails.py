@@ -64,9 +64,10 @@ async def reserve_email(admin: Administration, email: str, id: str) -> None:
 
 
 async def change_email(admin: Administration, user: DirectoryEntry, email: str) -> bool:
-    """Claim a changed address of a user; return False if the user has this address already.
+    """Claim a new email address for a user.
 
-    Raises `AlreadyExists` if a different user has it. The address "" needs no claim.
+    Returns True if the address was claimed, and False if it is empty or the user has it already. Raises `AlreadyExists`
+    if a different user has the address.
     """
     if not email or is_same_email(email, user.email):
         return False

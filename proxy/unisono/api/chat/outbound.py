@@ -3,7 +3,7 @@
 The conversion has no side effects, and both forms have the same content. Rules for both forms:
 
 - Visible text, preambles included, is `content` in the order of generation, with a blank line between two messages. If
-  a form is required, the engine emits preambles as reasoning, so `content` is only the answer.
+  the answer must have a form, the engine emits preambles as reasoning, so `content` contains only the answer.
 - An answer that violates its required format is a `refusal`, because a client would parse `content` as JSON.
 - A chunk with a finish reason contains no reasoning.
 - A call is emitted only when complete, unless its arguments are streamed. Emitted calls are numbered from 0.

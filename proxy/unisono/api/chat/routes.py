@@ -165,8 +165,8 @@ class ChatRoute:
             runnable=model.runnable,
             rules=model.rules,
         )
-        # A pass-through answer cannot replace several choices, because each of them is a generation of its own. It also
-        # cannot replace an answer for which the gateway has run tools, because the results of the calls would be lost.
+        # A pass-through answer cannot replace several choices, because each choice is a separate generation. Nor can it
+        # replace an answer for which the gateway has run tools, because the results of the calls would be lost.
         may_run_tools = way is AnswerMode.ENGINE_THEN_PASSTHROUGH and generation.request.server_tools is not None
         if way.passes and generation.choices == 1 and not may_run_tools:
             generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))

@@ -73,7 +73,7 @@ class ServerUseBlock(ContentBlock):
 class ServerResultBlock(ContentBlock):
     """The result of a server tool call. The form of `content` depends on the tool.
 
-    `encrypted_content` is the sealed result of a search without hits, whose `content` has no place for it.
+    The `content` of a search without hits is empty. Its sealed result is therefore in `encrypted_content` of the block.
     """
 
     tool_use_id: Id

@@ -372,9 +372,9 @@ def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[
 
 
 def _is_repeated(item: Item, texts: Collection[str], results: Collection[str]) -> bool:
-    """Return whether later messages contain an item.
+    """Return whether the client sent `item` again in later messages.
 
-    `texts` are the texts of these messages, and `results` the ids of the calls whose results they contain.
+    `texts` are the texts of the later user messages. `results` are the ids of the calls whose results they contain.
     """
     is_message = isinstance(item, UserMessage) and item.text in texts
     return is_message or (isinstance(item, ToolResult) and item.call_id in results)

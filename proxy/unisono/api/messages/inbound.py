@@ -237,8 +237,8 @@ def to_conversation(
 
 
 def _without_billing(text: str) -> str:
-    """Remove the billing header of Claude Code, the first line, from a text of `system`."""
-    # Some proxies join the blocks of Claude Code's system prompt to one text, so other instructions may follow.
+    """Remove the first line from a text of `system` if it is Claude Code's billing header."""
+    # Some proxies join the blocks of Claude Code's system prompt, so instructions may follow the header.
     return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
 
 

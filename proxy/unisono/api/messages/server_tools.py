@@ -289,7 +289,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         "type": f"{name}_tool_result",
         "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
         "content": content,
-        # A search without hits has no result that could contain the seal.
+        # The first result of a search contains the seal. Without hits, there is no first result.
         **({} if content else {SEALED: sealed}),
     }
 
@@ -327,7 +327,7 @@ def _text(value: Json) -> str:
 
 
 def sealed_in(block: ServerResultBlock) -> str:
-    """Return the sealed text in a result that a client sent back, or "" if there is none."""
+    """Return the sealed text of a result that a client sent back; "" if it is not sealed."""
     content = block.content
     first = content[0] if isinstance(content, list) and content else content
     sealed = first.get(SEALED) if isinstance(first, dict) else block.encrypted_content

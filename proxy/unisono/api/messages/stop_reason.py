@@ -18,9 +18,9 @@ class ShownBlocks:
     """Record of the emitted blocks.
 
     `calls` is the number of emitted client calls, and `cut` is True if one of these calls was truncated.
-    `has_server_call` is True if a call of a server tool was emitted, and `performed` contains the tool names of those
-    calls that succeeded. `refused` is True if a text violated the required format. `compacted` is the compaction before
-    the answer, or None.
+    `has_server_call` is True if a call of a server tool was emitted. `performed` contains the tool name of each
+    successful call of a server tool. `refused` is True if a text violated the required format. `compacted` is the
+    compaction before the answer, or None.
     """
 
     calls: int = 0
@@ -31,7 +31,7 @@ class ShownBlocks:
     compacted: Compacted | None = None
 
     def add_result(self, ran: Ran) -> None:
-        # Anthropic does not bill searches that failed or were refused.
+        # Failed and refused calls are not counted, because Anthropic does not bill them.
         if not ran.outcome.is_error:
             self.performed.append(name_of(ran.item))
 

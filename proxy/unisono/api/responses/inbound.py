@@ -248,7 +248,7 @@ def with_output_requirements(
         # Without tools, the model may invent a call, which would replace the JSON that the client expects.
         calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers, has_search=has_search)),
-        # Preambles are messages with a phase of their own.
+        # Clients can tell preambles from the answer, because preambles are messages with the phase `commentary`.
         form=None if form is None else replace(form, keeps_preambles=True),
         reasoning_budget=smallest((own_budget, rules.reasoning_budget)),
     )

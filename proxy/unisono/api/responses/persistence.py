@@ -39,7 +39,7 @@ async def retry_while_down(act: Callable[[], Awaitable[T]], pauses_s: tuple[floa
 def to_stored(prepared: PreparedRequest, response: StoredResponse) -> StoredResponse:
     """Return the record to store: the response together with the request's input.
 
-    An item with very many log probabilities is stored without them.
+    An item with more than `MAX_STORED_LOGPROBS` log probabilities is stored without them.
     """
     return replace(response, input=prepared.generation.input, output=to_stored_output(response.output))
 

@@ -211,9 +211,10 @@ async def _prepare_request(
 
 
 async def check_store(deps: ResponsesDeps, prepared: PreparedRequest) -> None:
-    """Ask the store before the generation whether it would accept the response.
+    """Check before the generation whether the store will accept the response.
 
-    A generation that cannot be stored would be wasted. Raises StoreError if the store would refuse it.
+    Without this check, a generation whose response cannot be stored would be wasted. Raises StoreError if the store
+    does not answer, or if the input is too large to be stored.
     """
     beginning = prepared.frame.stored(Status.IN_PROGRESS, input=prepared.generation.input)
     await deps.store.check(beginning, prepared.sender.tenant)

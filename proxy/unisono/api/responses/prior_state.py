@@ -30,9 +30,10 @@ class PriorState:
 
     `earlier` holds the history before the request. `ancestors` are the ids of the previous responses, oldest first.
     `first_day` is the date of the conversation's first response, or "" if the request continues nothing. `revision` is
-    the revision of the conversation, and `seen` the number of items that were ever added to it; both are None if the
-    request names no conversation. `hosted` is the server tool history in the earlier items. If `earlier` already
-    contains the request's own input, `now` is the server tool history of this input.
+    the revision of the conversation. `seen` is the number of items that were ever added to the conversation, including
+    deleted items. `revision` and `seen` are None if the request names no conversation. `hosted` is the server tool
+    history in the earlier items. If `earlier` already contains the request's own input, `now` is the server tool
+    history of this input.
     """
 
     earlier: tuple[Item, ...] = ()
@@ -47,7 +48,7 @@ class PriorState:
     configuration: Configuration = UNCHANGED
 
     def prompt_date(self, today: str) -> str:
-        """Return the date for the prompt, `today` if the request continues nothing.
+        """Return the date for the prompt; `today` if the request continues no earlier response.
 
         All prompts of a conversation contain the date of its first response. A new date would change the beginning of
         the prompt, so that the backend's prefix cache would not match.
@@ -135,9 +136,9 @@ def continued(earlier: Sequence[Item], items: Sequence[StoredItem]) -> tuple[Ite
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
-    """Return the items that the conversation had before `response`, without deleted ones.
+    """Return the items that the conversation had before `response`, without items deleted since.
 
-    Raises PreviousResponseNotFound if the conversation was deleted, unless it had no items.
+    Raises PreviousResponseNotFound if the conversation was deleted, unless it had no items before `response`.
     """
     assert response.conversation is not None
     items = await store.conversation_items(tenant, response.conversation, upto=response.seen)
@@ -146,8 +147,8 @@ async def _conversation_before(store: Store, tenant: str, response: StoredRespon
             f"The conversation of the response '{response.id}' was deleted or has expired.",
             param="previous_response_id",
         )
-    # The own items of a response may have been deleted, so their position is used only for responses of earlier
-    # versions.
+    # Responses that earlier versions stored have no `seen`. Their history ends before the first of their own items. For
+    # newer responses, this position is not used, because the own items may have been deleted.
     own = set() if response.seen is not None else {item.id for item in (*response.input, *response.output)}
     return tuple(takewhile(lambda item: item.id not in own, items or ()))
 

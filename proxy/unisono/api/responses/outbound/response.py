@@ -58,8 +58,8 @@ from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, Inva
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CONTAINER = "cntr_"
 LOGPROBS_NOT_STORED = (
-    f"not stored, because an item of the answer has more than {MAX_STORED_LOGPROBS:,} log probabilities; "
-    "later requests return this item without them"
+    f"log probabilities are not stored for an item of the answer that has more than {MAX_STORED_LOGPROBS:,} of them; "
+    "later requests return this item without log probabilities"
 )
 # Error codes of a failed response; agents act on them. The first matching row applies.
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
@@ -111,7 +111,7 @@ class ResponseFrame:
     first_day: str = ""
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
-    # Number of items that were added to the conversation before the response.
+    # Number of items that were added to the conversation before the response; None without a conversation.
     seen: int | None = None
     include: frozenset[str] = frozenset()
     # Results of the browser in earlier responses.
@@ -144,7 +144,10 @@ class ResponseFrame:
         )
 
     def notes_on(self, output: Sequence[StoredItem]) -> tuple[str, ...]:
-        """Return the notes for the client, including one about log probabilities not stored."""
+        """Return the notes for the client on an answer with the items `output`.
+
+        If log probabilities of an item are not stored, an additional note reports this.
+        """
         is_stored = bool(self.request.get("store")) or self.conversation is not None
         if not is_stored or not any(map(exceeds_storage, output)):
             return self.notes

@@ -1,4 +1,4 @@
-"""Removal of log probabilities from stored items that have very many of them."""
+"""Removal of log probabilities from items that have too many of them to be stored."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any, Final, cast
 
 from unisono.core.state_store import StoredItem
 
-# Maximum number of log probabilities in a stored item, alternatives included. Each takes about 70 bytes.
+# Maximum number of log probabilities in a stored item, alternatives included. A log probability takes about 70 bytes.
 MAX_STORED_LOGPROBS: Final = 20_000
 
 
 def to_stored_output(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
-    """Return the items to store: without their log probabilities if they have too many of them."""
+    """Return the items in the form to store.
+
+    An item with more than `MAX_STORED_LOGPROBS` log probabilities loses all of them.
+    """
     return tuple(_without_logprobs(item) if exceeds_storage(item) else item for item in items)
 
 
 def exceeds_storage(item: StoredItem) -> bool:
-    """Return True if an item has more log probabilities than are stored."""
+    """Return True if an item has more than `MAX_STORED_LOGPROBS` log probabilities."""
     entries = [entry for part in _parts(item) for entry in part.get("logprobs") or ()]
     return sum(1 + len(entry["top_logprobs"]) for entry in entries) > MAX_STORED_LOGPROBS
 
