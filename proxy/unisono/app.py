@@ -159,7 +159,7 @@ async def _running(
             )
         )
         # The pool takes over deployments of the application that this one replaces. If a component above fails to
-        # start, the old application keeps them and continues.
+        # start, the old application keeps these deployments and continues to serve requests.
         gateway.pool.start()
         for watch in watches:
             watch.start()

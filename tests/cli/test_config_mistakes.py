@@ -43,7 +43,7 @@ def test_an_unused_configuration_is_not_reported(folder: Path, command: list[str
 
 
 MISTAKES = {
-    "two forms of output": (["usage", "--csv", "--json"], "Options '--csv' and '--json' exclude each other."),
+    "two forms of output": (["usage", "--csv", "--json"], "Options '--csv' and '--json' cannot be used together."),
     "empty host": (
         ["serve", "--host", ""],
         "Invalid value for '--host': must not be empty;",

@@ -185,7 +185,7 @@ def openapi() -> None:
 @click.option("--requests", type=int, help="Number of requests.")
 @click.option("--seed", type=int, help="Seed of the random traffic.")
 @click.option(
-    "--strategy", "strategies", multiple=True, help="prefix-aware, least-busy or simple-shuffle; by default all."
+    "--strategy", "strategies", multiple=True, help="prefix-aware, least-busy or simple-shuffle; by default all three."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate(

@@ -109,9 +109,10 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
 
 
 def check_commands(config: Config) -> None:
-    """Raise ConfigError for each program of a tool server that is not installed on this machine.
+    """Raise ConfigError if programs of tool servers are not installed on this machine.
 
-    The gateway starts nevertheless: only the calls of these tool servers fail.
+    The exception names all missing programs. The gateway starts even without these programs, but calls to their tool
+    servers fail.
     """
     errors = ConfigErrors()
     for label, server in config.mcp_servers.items():
@@ -120,8 +121,8 @@ def check_commands(config: Config) -> None:
         with errors:
             if server.command is not None and shutil.which(server.command, path=search) is None:
                 raise ConfigError(
-                    f"mcp_servers.{label}.command: no program `{server.command}` on this machine; install it, or "
-                    "correct the path"
+                    f"mcp_servers.{label}.command: the program `{server.command}` was not found on this machine; "
+                    "install it, or correct the path"
                 )
     errors.raise_all()
 

@@ -70,7 +70,8 @@ def store_or_gateway(command: Command) -> Command:
 def is_remote(config_path: Path | None, url: str | None) -> bool:
     """Return True for `--url`, False for the store of a configuration.
 
-    Prints which configuration is used if the command line does not name it. Raises `UsageError` if both are missing.
+    For a store, prints which configuration file is used, unless the command line names the file. Raises `UsageError` if
+    both arguments are None.
     """
     if url is not None:
         return True

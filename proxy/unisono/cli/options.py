@@ -29,7 +29,7 @@ def _check_source(context: click.Context, parameter: click.Parameter, path: Path
 
 
 def report_source(context: click.Context, path: Path | None) -> None:
-    """Print which configuration is used if the command line does not name it."""
+    """Print which configuration file is used, unless the command line names the file."""
     source = context.get_parameter_source("config_path")
     if path is not None and source is ParameterSource.ENVIRONMENT:
         click.echo(f"Using the configuration {path} (from {CONFIG_VARIABLE}).", err=True)
@@ -72,7 +72,7 @@ def _config_option(*, required: bool, reports: bool = True) -> Callable[[Command
 
 CONFIG = _config_option(required=False)
 CONFIG_REQUIRED = _config_option(required=True)
-# Option whose value may be unused. The command calls `report_source` if it uses the value.
+# Option for commands that do not always use the configuration. They call `report_source` when they use it.
 CONFIG_UNREPORTED = _config_option(required=False, reports=False)
 
 # Options of the commands that configure another program, in the order of the help.

@@ -59,13 +59,13 @@ def days_of(since: datetime | None, until: datetime | None) -> tuple[str, str]:
 
 
 def form_of(**given: bool) -> str:
-    """Return the form whose option was given, or `table`.
+    """Return the name of the output form whose option is True; `table` if no option is True.
 
-    Raises `UsageError` for several options.
+    Raises `UsageError` if several options are True.
     """
     forms = [name for name, is_given in given.items() if is_given]
     if len(forms) > 1:
-        raise click.UsageError(f"Options '--{forms[0]}' and '--{forms[1]}' exclude each other.")
+        raise click.UsageError(f"Options '--{forms[0]}' and '--{forms[1]}' cannot be used together.")
     return forms[0] if forms else "table"
 
 

@@ -46,10 +46,11 @@ GRACE_S: Final = 1.0
 # Maximum number of logged lines of a server's standard error. Further lines are read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
-# Error of the gateway in place of an answer that it cannot read. It begins like the SDK's own error (`calls`).
+# Error message instead of an answer that the gateway cannot read. The module `calls` recognises this message by its
+# beginning, which is the same in the SDK's own errors.
 UNREADABLE: Final = "Failed to parse the answer."
 
-# Records of the requests, by request id, for as long as their callers keep them.
+# Exchanges by request id. An entry disappears when the caller of the request no longer refers to the exchange.
 Exchanges: TypeAlias = WeakValueDictionary[RequestId, Exchange]
 Inbox = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outbox = MemoryObjectSendStream[SessionMessage]
@@ -126,7 +127,7 @@ async def _messages(
         try:
             line = await read_line(stdout, limits.answer_bytes)
         except EndlessLine:
-            log.warning("tool server wrote a line without an end; its session ends", extra={"tool_server": label})
+            log.warning("tool server wrote an extremely long line; its session ends", extra={"tool_server": label})
             return
         if not line.data:
             return
@@ -137,8 +138,8 @@ async def _messages(
 async def _to_message(line: Line, label: str, limits: McpLimits, exchanges: Exchanges) -> JSONRPCMessage | None:
     """Return the message in a line.
 
-    For an answer that is invalid or too large, returns an error as the answer to its request. Returns None for any
-    other line that is not a message.
+    If the line is an answer that is invalid or too large, returns an error answer to the same request instead. Returns
+    None for any other line that is not a message.
     """
     problem = too_large(limits.answer_bytes) if line.is_too_large else ""
     if not problem:
@@ -150,7 +151,7 @@ async def _to_message(line: Line, label: str, limits: McpLimits, exchanges: Exch
             pass
     about, request_id = {"tool_server": label}, answered_request(line.data)
     if request_id is None:
-        log.warning("tool server wrote a line that is too large or not a JSON-RPC message; it is ignored", extra=about)
+        log.warning("tool server wrote a line that is too large or not a JSON-RPC message; line ignored", extra=about)
         return None
     log.warning("tool server sent an invalid answer: %s", problem or "it is not a JSON-RPC message", extra=about)
     if problem and (exchange := exchanges.get(request_id)) is not None:

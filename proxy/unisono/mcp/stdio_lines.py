@@ -1,4 +1,4 @@
-"""Lines of a stdio tool server, and the requests that unreadable lines answer."""
+"""Reading of lines from a stdio tool server, and detection of the requests that they answer."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from mcp_types import RequestId
 
 from unisono.core.frozen import dataclass
 
-# A line may be this many times as long as the size limit. Its excess is read and discarded.
+# Maximum length of a line that is read to its end, as a multiple of the size limit for answers.
 MAX_EXCESS: Final = 16
-# Length of the beginning and of the end that are kept of a line that exceeds the size limit.
+# If a line exceeds the size limit, only this many bytes of its beginning and of its end are kept.
 KEPT_BYTES: Final = 1024
 
 _VERSION: Final = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID: Final = rb'"id"\s*:\s*(\d{1,18}|"[^"\\]{1,64}")'
 _OUTCOME: Final = rb'"(?:result|error)"'
 _BEGIN: Final = rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?"
-# Servers write `id` before or after the result. A message with another beginning is not an answer, or its kind is
-# unknown. The last bracket of a line closes the message, so the member before it is a member of the message.
+# Servers write `id` before or after the result. If a message begins with any other member, it is not treated as an
+# answer. The last brace of a line closes the message, so an `id` just before this brace belongs to the message itself.
 _BEGINS_WITH_ID: Final = re.compile(_BEGIN + _ID + rb"\s*(?:\}|,\s*" + _OUTCOME + rb")")
 _BEGINS_WITH_OUTCOME: Final = re.compile(_BEGIN + _OUTCOME)
 _ENDS_WITH_ID: Final = re.compile(_ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*\Z")
 
 
 class EndlessLine(Exception):
-    """The server wrote a line that exceeds `MAX_EXCESS`."""
+    """The server wrote a line that is longer than `MAX_EXCESS` times the size limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Line of a server; of a line that exceeds the size limit, only the beginning and the end."""
+    """Line of a server.
+
+    If the line exceeds the size limit, `is_too_large` is True, and `data` contains only its beginning and its end.
+    """
 
     data: bytes
     is_too_large: bool = False
@@ -43,7 +46,8 @@ class Line:
 async def read_line(stream: asyncio.StreamReader, most: int) -> Line:
     """Return the next line, which is empty at the end of the stream.
 
-    `most` is the size limit, which must also be the limit of `stream`. Raises `EndlessLine` if the line does not end.
+    `most` is the size limit in bytes, which must also be the limit of `stream`. Raises `EndlessLine` if the line is
+    longer than `MAX_EXCESS` times this limit.
     """
     begin, end, size = b"", b"", 0
     while True:

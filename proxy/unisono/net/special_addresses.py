@@ -112,7 +112,7 @@ def embedded_ipv4(address: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 def loopback_address(listen: str) -> tuple[str, int]:
-    """Parse `host:port`. Raises ValueError for any other form, and unless the host is loopback."""
+    """Parse `host:port`. Raises ValueError for any other form, or if the host is not loopback."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:

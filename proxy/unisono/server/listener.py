@@ -61,7 +61,7 @@ MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
 # Maximum number of requests on a connection that wait for earlier responses. Clients that pipeline send a few dozen.
 MAX_PIPELINED = 100
-# Number of body chunks in one read after which other connections are served before the next read.
+# If one read contains more body chunks, other connections are served before the next read.
 CHUNKS_BEFORE_PAUSE = 4096
 # Module that is imported for the first WebSocket: most gateways never open one.
 WEBSOCKET_MODULE = "unisono.server.websocket_connection"
@@ -116,7 +116,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     _header_bytes = 0
     # Number of bytes of chunk framing and trailers since the last body data.
     _between_bytes = 0
-    # Number of pieces of a body in the current read.
+    # Number of body chunks in the current read.
     _pieces = 0
     _in_headers = True
     # True while an incomplete request is being read.
@@ -236,7 +236,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             limit = self.settings.max_header_bytes
             self._refuse(HeadersTooLarge(f"The headers are larger than {limit:,} bytes; send fewer or shorter ones."))
         if self._pieces > CHUNKS_BEFORE_PAUSE:
-            # uvloop reads from one connection many times in a row.
+            # Without a pause, uvloop would read from this connection many times in a row.
             self._raw_transport.pause_reading()
             self.loop.call_soon(self._read_on)
 

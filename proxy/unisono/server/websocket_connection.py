@@ -36,12 +36,13 @@ POLICY_VIOLATION = 1008
 # Maximum number of fragments of a message, since a fragment takes memory in addition to its bytes. The largest message
 # has 10 MiB, so a client may send it in fragments of 2,560 bytes.
 MAX_FRAGMENTS = 4096
-# Maximum numbers of frames, and of pings and pongs, in one read of up to 256 KiB. A frame takes about 20 microseconds,
-# during which the process serves no other connection.
+# Maximum number of frames, and of control frames (such as pings and pongs), in one read of up to 256 KiB. A frame takes
+# about 20 microseconds, during which the process serves no other connection.
 MAX_FRAMES_PER_READ = 4096
 MAX_CONTROL_FRAMES_PER_READ = 100
+# Opcodes from this number on belong to control frames.
 FIRST_CONTROL_OPCODE = 8
-# Number of bytes after which the frames are counted.
+# A read is parsed in slices of this many bytes. Frames are counted after each slice.
 SLICE = 4096
 MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 

@@ -67,7 +67,7 @@ def sqlite_path(url: str) -> Path | None:
         raise ConfigError(
             "store.url: the URL of a SQLite file must contain an absolute path, as in sqlite:///var/lib/unisono/state.db"
         )
-    # SQLite's own names for a database in memory and for URIs would be the names of ordinary files here.
+    # For SQLite, `:memory:` is a database in memory, and `file:` begins a URI. Here, both would create ordinary files.
     if path.startswith(("/:memory:", "/file:")):
-        raise ConfigError("store.url: not the path of a file; for a store in memory, use memory://")
+        raise ConfigError("store.url: the path does not name a file; for a store in memory, use memory://")
     return Path(path.removeprefix("/") if path.startswith("/~") else path)

@@ -35,14 +35,17 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """Size limits in encoded bytes for input. `response` limits all records of a response."""
+    """Size limits for input, in encoded bytes. Finished answers are stored with `UNLIMITED`.
+
+    `response` limits all records of a response together.
+    """
 
     item: int = 1 * MIB
     response: int = 8 * MIB
     conversation: int = 32 * MIB
 
 
-# Limits for finished answers. A client cannot generate an answer again, so no answer is too large to be stored.
+# Limits for finished answers. An answer cannot be generated again, so it is stored whatever its size.
 UNLIMITED = StateLimits(item=1 << 53, response=1 << 53, conversation=1 << 53)
 
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-# If a response has less than this share of its time left, it is renewed when a response that continues it is stored.
-# The share is below 1, because a renewal at every continuation would write the whole chain again each time.
+# Share of the retention time. If a response has less time left, the store renews it when it stores a response that
+# continues it. The share is below 1, because otherwise every continuation would write the whole chain again.
 MIN_LEFT: Final = 0.9

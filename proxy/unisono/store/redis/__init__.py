@@ -148,10 +148,10 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._link.write(*pointers)
 
     async def _renewals(self, tenant: str, ancestors: Sequence[str]) -> list[Command]:
-        """Return the commands that renew responses that were not renewed recently."""
+        """Return the commands that renew `ancestors`, except recently renewed responses."""
         ttl, conversation_ttl = milliseconds(self._retention.response_s), milliseconds(self._retention.conversation_s)
         named = [keys.response(tenant, ancestor, ancestor)[0] for ancestor in ancestors]
-        # Only the first response of a chain may belong to a conversation. Its pointer expires together with it.
+        # Only the first response of a chain may belong to a conversation. Its pointer expires at the same time.
         pointer_left, *left = await self._link.read(
             ("PTTL", keys.anchor(tenant, ancestors[0])), *(("PTTL", name) for name in named)
         )

@@ -54,7 +54,7 @@ def save(
 
 
 def _renew(act: Transaction, tenant: str, ancestors: Sequence[str]) -> None:
-    """Renew responses, their items and their conversation, except recently renewed ones."""
+    """Renew `ancestors`, their items and their conversation, except recently renewed responses."""
     kept_s = act.retention.response_s
     due = [
         ancestor
