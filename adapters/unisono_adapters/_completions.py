@@ -183,8 +183,8 @@ class CompletionFold:
         if not isinstance(choices, list):
             raise BackendProtocolError("the backend sent an event without a list of `choices`")
         if self._finish is not None:
-            # Either the event with the usage, or another event after the finish reason. Nothing but `[DONE]` follows
-            # the usage, and a backend may delay it.
+            # This is the event with the usage, or a different event after the finish reason. Only `[DONE]` follows the
+            # usage, and a backend may delay `[DONE]`, so the answer ends with the usage.
             self.done = not choices and isinstance(usage, dict)
             return
         if not choices:

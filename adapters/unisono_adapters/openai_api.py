@@ -160,7 +160,8 @@ class OpenAiApi:
 async def _next_events(answer: BackendAnswer, *, has_usage: bool) -> list[bytes] | None:
     """Return the next events of a stream, or None at its end.
 
-    After the usage, usually only `[DONE]` follows. A server may delay it, so the stream also ends after a short wait.
+    After the usage (`has_usage`), usually only `[DONE]` follows. A server may delay `[DONE]`, so the stream then also
+    ends if nothing arrives for `LINGER_S` seconds.
     """
     if not has_usage:
         return await answer.read()

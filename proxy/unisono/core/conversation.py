@@ -103,8 +103,9 @@ class AnswerForm:
     If `schema` is None, any JSON object has the required form.
 
     If `choices` is not empty, the answer must be one of these texts instead. If `grammar` is not None, the answer must
-    be a text that matches the grammar. `strict` marks a schema that can be enforced exactly. With `keeps_preambles`,
-    preambles are emitted as texts, because the client does not parse them; otherwise, they become reasoning.
+    be a text that matches the grammar. `strict` marks a schema that can be enforced exactly. If
+    `keeps_preambles` is True, preambles are emitted as text, because clients can tell them from the answer. Otherwise,
+    preambles are emitted as reasoning, so that clients do not parse them as a part of the answer.
     """
 
     name: str = "json"

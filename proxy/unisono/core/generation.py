@@ -23,9 +23,10 @@ ENDOFTEXT = 199999
 FIRST_SPECIAL = 199998
 # Number of rows of the model's embedding: ids in range(VOCABULARY) are valid input.
 VOCABULARY = 201088
-# Number of seeds that every backend accepts, counted from 0. Some backends accept seeds of at most 31 bits.
+# Number of possible seeds. Backends receive seeds below this number, because some backends accept at most 31 bits.
 SEEDS = 2**31 - 1
-# Engines choose the most likely token below this temperature, or overflow when they divide by it.
+# Below this temperature, some engines choose the most likely token. Other engines overflow when they divide by the
+# temperature.
 MIN_TEMPERATURE = 1e-5
 # Context window of gpt-oss in tokens, for backends that do not report their context window.
 DEFAULT_CONTEXT = 131_072
@@ -108,17 +109,18 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def with_next_seed(self, number: int) -> Sampling:
-        """Return the parameters with `number` added to the seed.
+        """Return the parameters with `number` added to the seed, modulo `SEEDS`.
 
-        Requests with the same prompt and seed would draw the same random numbers.
+        Several generations for one request need different seeds: with equal seeds, they would draw the same random
+        numbers. Without a seed, the parameters are unchanged.
         """
         return self if self.seed is None or not number else replace(self, seed=(self.seed + number) % SEEDS)
 
     def for_backends(self) -> Sampling:
         """Return parameters with the same effect that every backend accepts.
 
-        Some engines crash, reject the request or generate random text for other values. Engines calculate with 32-bit
-        floats, in which very small values are 0 or lose their precision.
+        For some extreme values, engines crash, reject the request or generate random text. Engines calculate with
+        32-bit floats, in which very small values become 0 or lose their precision.
         """
         # With a `top_p` of at most 1 / VOCABULARY, only the most likely token remains.
         is_greedy = self.temperature < MIN_TEMPERATURE or self.top_p * VOCABULARY <= 1
@@ -129,10 +131,10 @@ class Sampling:
             self,
             temperature=0.0 if is_greedy else self.temperature,
             top_p=1.0 if is_greedy else self.top_p,
-            # mlx_lm.server ends its generation thread for a `top_k` that excludes no token.
+            # The generation thread of mlx_lm.server ends if `top_k` excludes no token.
             top_k=self.top_k if 0 < self.top_k < VOCABULARY else 0,
-            # vLLM, llama.cpp and Ollama use -1 (in 32 bits, 2**32 - 1) for a random seed. mlx_lm.server fails for any
-            # negative seed.
+            # For -1 (or 2**32 - 1, the same in 32 bits), vLLM, llama.cpp and Ollama choose a random seed. mlx_lm.server
+            # fails for any negative seed.
             seed=None if self.seed is None else self.seed % SEEDS,
         )
 

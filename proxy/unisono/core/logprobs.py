@@ -53,9 +53,9 @@ class LogprobLog:
         self._values: list[TokenLogprob | None] = []
         # Indices in `_tokens` at which the body of a message may begin.
         self._body_starts: list[int] = []
-        # Indices of the text tokens in headers that have no body. The text of the message is in such a header.
+        # Indices in `_tokens` of the text tokens of headers without a body. Such a header contains the message's text.
         self._header_starts: list[int] = []
-        # Number of these indices before the current header; None in a body.
+        # Length of `_header_starts` before the current header; None while a body is added.
         self._header_begin: int | None = None
         self._texts: dict[int, _Text] = {}
 
@@ -147,17 +147,18 @@ class LogprobLog:
         return [(self.token_bytes(token), value) for token, value in self.scored(begin, end) if value is not None]
 
     def _start_of(self, content: bytes) -> _Text:
-        """Return the progress of a new text, at the tokens that have its longest prefix.
+        """Return the initial progress for a new text: the position with the longest common prefix.
 
-        If several tokens have the longest prefix, the last of them is used. A begin of a body precedes a token of a
-        header. The position is None if no token has the first byte of the text.
+        A text may begin at the start of a body, or at a text token of a header without a body. If several positions
+        have equally long prefixes, bodies take precedence over headers, and later positions over earlier positions. The
+        position is None if the tokens at all positions begin with a different byte.
         """
         best, longest = _Text(), 0
         for start in reversed(self._body_starts):
             if (common := self._common_prefix(start, content)) > longest:
                 best, longest = _Text(start), common
         for start in reversed(self._header_starts):
-            # The text of a header begins without the white space of its first token.
+            # Text from a header is emitted without the white space at the beginning of its first token.
             spelled = self.token_bytes(self._tokens[start])
             blank = spelled[: len(spelled) - len(spelled.lstrip())]
             if (common := self._common_prefix(start, blank + content) - len(blank)) > longest:

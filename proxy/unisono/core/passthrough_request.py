@@ -68,8 +68,8 @@ BYTE_APIS: Final = frozenset({Api.SPEECH, Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 # APIs whose requests are forms with a file.
 UPLOAD_APIS: Final = frozenset({Api.TRANSCRIPTIONS, Api.TRANSLATIONS})
 
-# Fields of a body that address the gateway, and that are not sent to backends. Other such fields are removed when they
-# are read.
+# Fields of a request body that are meant for the gateway, and that are not sent to backends. Further fields for the
+# gateway, such as `guardrails`, are removed from the body as soon as the gateway has read them.
 GATEWAY_FIELDS: Final = frozenset({"unisono", "tags", "litellm_metadata"})
 
 

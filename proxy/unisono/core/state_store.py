@@ -56,7 +56,7 @@ class StoredResponse:
 
     `request` contains the fields of the request that the response repeats. `notes` contains other data that the API
     surface needs again. `input` contains only the items of this turn. Earlier items are in the responses `ancestors`,
-    or are the first `seen` items that were added to `conversation`. `ancestors` are the ids of the responses that this
+    or are the first `seen` items ever added to `conversation`. `ancestors` are the ids of the responses that this
     response continues, oldest first, the parent last. `first_day` is the date of the preamble, YYYY-MM-DD. `created_at`
     is in seconds since 1970. A response is stored under its anchor: the id of its conversation, or its own id.
     """
@@ -74,7 +74,7 @@ class StoredResponse:
     notes: Mapping[str, Json] = field(default_factory=dict)
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
-    seen: int | None = None  # None if earlier versions stored the response
+    seen: int | None = None  # None without a conversation, and for responses stored by earlier versions
 
     @property
     def anchor(self) -> str:
@@ -89,7 +89,7 @@ class StoredResponse:
 class StoredConversation:
     """Conversation without its items, which are read separately.
 
-    The store sets `revision`, the number of changes to the items, and `added`, the number of items ever added.
+    The store counts the changes to the items (`revision`) and the items ever added (`added`), and ignores given values.
     """
 
     id: str
@@ -154,8 +154,8 @@ class BackgroundRun:
 class Retention:
     """Seconds for which state is stored after its last write.
 
-    A new response renews its ancestors with their conversation. All items of a conversation are stored equally long.
-    `log_s` applies to the log of a finished response, and `key_s` to idempotency keys.
+    A new response restarts the time of its ancestors and their conversation. All items of a conversation are stored for
+    the same time. `log_s` applies to the log of a finished response, and `key_s` to idempotency keys.
     """
 
     response_s: float = 30 * 86400.0
@@ -302,7 +302,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> tuple[StoredItem, ...] | None:
         """Return at most `limit` items in order, only those that follow the item `after`.
 
-        Only the first `upto` items that were ever added are considered. A restriction with the value None does not
+        With `upto`, only items among the first `upto` items ever added are returned. A restriction of None does not
         apply. Returns None if the conversation does not exist or does not contain the item `after`.
         """
         ...

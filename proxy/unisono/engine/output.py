@@ -143,7 +143,8 @@ class OutputReader:
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Read more generated tokens, up to a stop string, and return the events to emit."""
         if self._stops is not None:
-            # A message after the match must not change the result if the backend sends it in the same chunk.
+            # The tokens are read one by one, because output after a stop string must not change the result, even if the
+            # backend sends it in the same chunk.
             each = (self.transcript.feed((token,)) for token in share_ids(tokens) if self.stop_sequence is None)
             return [event for events in each for event in self._emit(events)]
         events = self.transcript.feed(share_ids(tokens))

@@ -191,8 +191,8 @@ class RequestOrigin:
     caller: Caller | None = None
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
-    is_streamed: bool = True  # False: the client receives the answer when it is complete, as after a background job
-    # trace span of the request, parent of the spans of backends and tool servers; None if it is not traced
+    is_streamed: bool = True  # False if the client receives the answer only when it is complete
+    # trace span of the request, parent of the spans of backends and tool servers; None if the request is not traced
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
@@ -224,7 +224,7 @@ class RoutingOptions:
     cache_salt: str = ""
     failover: bool = True  # continue on another deployment if a deployment fails after output was emitted
     # If this request fails before any output, the caller sends it to deployments of the other kind (Harmony or
-    # pass-through). Until then, failed deployments are not retried, and some of the time is reserved for these.
+    # pass-through). Before output, failed deployments are not retried, and some time is kept for the other kind.
     has_other_kind: bool = False
     # deadline shared with an earlier request to the other kind, which produced no output; None for a new deadline
     deadline: Deadline | None = None

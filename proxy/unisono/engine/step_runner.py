@@ -5,8 +5,8 @@ generated these tokens.
 
 A message that ends is checked, encoded again and emitted. Without a schema or grammar, this takes time proportional to
 its length. Long messages are processed in a thread, so that other streams continue. Short messages are processed on the
-event loop, because a thread would cost more time than the work. With a schema or grammar, the time can be long for any
-message, so a thread processes all of them.
+event loop, because a thread would cost more time than the work. With a schema or grammar, the check of a short message
+can take long too, so every message is processed in a thread.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ async def read_portion(reader: OutputReader, portion: Sequence[int]) -> list[Eve
 def may_take_long(reader: OutputReader, *, has_check: bool = True) -> bool:
     """Return whether the end of a message may take more than a millisecond to process.
 
-    `has_check` is False if the message is not an answer or a call.
+    `has_check` is False if the message is neither an answer nor a call, so that it is not checked.
     """
     is_long = reader.undecided_tokens > LONG_MESSAGE_TOKENS
     return is_long or (has_check and has_checks(reader.transcript.controller.requirements))

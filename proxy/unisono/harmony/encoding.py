@@ -32,11 +32,11 @@ from unisono.core.generation import (
 
 # Maximum number of characters that are encoded at once, far below the length that the tokenizer rejects.
 PIECE = 32_768
-# Number of characters from which a text is encoded in slices. Other threads cannot run while the tokenizer converts the
-# tokens of a slice to Python's integers, which takes tens of milliseconds for this length.
+# Longer texts, in characters, are encoded in slices of about this length. Other threads cannot run while the tokenizer
+# converts the tokens of a slice to Python's integers, which takes tens of milliseconds for this length.
 SLICE = 262_144
-# Position at which a text can be divided without a change of its tokens: every piece of `PIECES` ends between an ASCII
-# letter and an ASCII character that is neither a letter nor an apostrophe.
+# Position at which a text can be divided without a change of its tokens: after an ASCII letter, and before an ASCII
+# character that is neither a letter nor an apostrophe. The pattern `PIECES` always ends a piece at such a position.
 BORDER = re.compile(r"(?<=[A-Za-z])(?=[\x00-&(-@\[-`{-\x7f])")
 VOCABULARY_FOLDER = Path(__file__).parent / "vocab"
 VOCABULARY_FILE = "o200k_base.tiktoken"

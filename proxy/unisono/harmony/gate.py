@@ -58,7 +58,7 @@ class Gate(Protocol):
         ...
 
     def is_aside(self, header: Header) -> bool:
-        """Return whether a text with this header is emitted as reasoning, not as text."""
+        """Return whether a text with this header is emitted as reasoning instead of visible text."""
         ...
 
     def is_buffered(self, header: Header) -> bool:

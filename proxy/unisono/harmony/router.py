@@ -173,7 +173,10 @@ class HarmonyRouter:
 
     @property
     def can_close_answer(self) -> bool:
-        """True if a text or a call is open, or a header is undecided: one token may close it."""
+        """True if the next token may complete a text or a call.
+
+        This is the case if a text or a call is open, or if repair has not decided the meaning of a header yet.
+        """
         is_open = self._open is not None and not self._open.is_reasoning
         return is_open or self._repair.output.undecided is not None
 

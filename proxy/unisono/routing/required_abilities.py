@@ -13,9 +13,10 @@ from unisono.routing.policy import REQUIRED
 def unable_mask(groups: Sequence[DeploymentGroup], demand: RouteRequirements, ruled_out: int) -> int:
     """Return the mask of the deployments that lack an ability which `demand` requires.
 
-    Returns 0 if no deployment outside the mask `ruled_out` may have the abilities. The request then goes to any
-    deployment, and is refused because of its field. Otherwise such a deployment must not be used, even if all others
-    have failed: a failure of a backend that has the abilities is temporary, but a refusal of the field is not.
+    `ruled_out` is the mask of deployments that cannot be used at all. If none of the other deployments may have the
+    abilities, returns 0. The request then goes to any deployment, and is refused because of its field. Otherwise, a
+    deployment that lacks an ability must not be used, even if all able deployments have failed: these failures are
+    temporary, but a refusal of the field is permanent.
     """
     required = demand.preferred_abilities & REQUIRED
     if not required:
@@ -33,6 +34,9 @@ def unable_mask(groups: Sequence[DeploymentGroup], demand: RouteRequirements, ru
 
 
 def _lacks(live: LiveDeployment, required: frozenset[str]) -> bool:
-    """Return whether a deployment is known to lack an ability; unknown before its first probe."""
+    """Return whether a deployment is known to lack an ability.
+
+    Before the first successful probe, the abilities are unknown, and the result is False.
+    """
     abilities = live.candidate.abilities
     return not required <= abilities and (live.known is not None or bool(abilities))

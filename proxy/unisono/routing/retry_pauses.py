@@ -17,9 +17,10 @@ MAX_RETRY_AFTER_S: Final = 60.0
 
 
 def retry_pause_s(failures: int, asked_s: float) -> float:
-    """Return the seconds to wait after this number of earlier failures.
+    """Return the pause before the next retry, in seconds.
 
-    The pause is never shorter than `asked_s`, which the deployment demands.
+    `failures` is the number of earlier failures. The pause is never shorter than `asked_s`, the pause that the
+    deployment demands.
     """
     pause_s = min(FIRST_PAUSE_S * 2.0**failures, MAX_PAUSE_S)
     # The pause varies so that clients do not return together.

@@ -1,9 +1,9 @@
 """Checks of texts against grammars from clients: regular expressions and Lark grammars.
 
 No grammar can keep the process busy. Regular expressions run in linear time. Lark grammars run in llguidance, which
-limits the work per byte; OpenAI uses the same library for such grammars. This module limits the total work, if it gets
-a clock. Lark's own library is not used. It runs the regular expressions of a grammar on Python's engine, which can take
-exponential time and cannot be interrupted.
+limits the work per byte; OpenAI uses the same library for such grammars. If the caller passes a clock, this module
+limits the total time. Lark's own library is not used. It runs the regular expressions of a grammar on Python's engine,
+which can take exponential time and cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 MAX_GRAMMAR_CHARACTERS: Final = 16_000
 # Maximum characters of a text that is checked. llguidance takes about 2 µs per character with the grammar of Codex.
 MAX_TEXT_CHARACTERS: Final = 32_000
-# Maximum processor time of checking one text against a Lark grammar. The limits of llguidance apply to each byte: a
-# grammar of 60 terminals that fit the same text can take 0.1 ms for each byte, and 3 s for the longest text.
+# Maximum processor time in seconds for the check of a text against a Lark grammar. The limits of llguidance apply to
+# each byte: a grammar of 60 terminals that match the same text can take 0.1 ms per byte, and 3 s for the longest text.
 MAX_CHECK_S: Final = 0.25
-# Bytes that llguidance reads at once. It holds the interpreter lock meanwhile, for at most some milliseconds.
+# Number of bytes that llguidance reads in one call. During a call, it holds the interpreter lock for up to a few
+# milliseconds.
 PIECE_BYTES: Final = 16
 # Maximum validation steps of a regular expression. A step takes about a microsecond.
 MAX_STEPS: Final = 100_000
 MAX_CACHED_GRAMMARS: Final = 32
-# Maximum number of terminals in all terminals together, when each reference to a terminal is replaced by its
-# definition. llguidance does this before it checks its own limits: 700 terminals, each of which contains the next one
-# twice, take 20 seconds. Grammars below this maximum take some 10 ms.
+# Maximum number of terminals in a grammar after each reference to a terminal is replaced by its definition. llguidance
+# makes these replacements before it checks its own limits: 700 terminals, each of which contains the next terminal
+# twice, take 20 seconds. Grammars below this maximum take about 10 ms.
 MAX_EXPANDED_TERMINALS: Final = 100_000
 
 _LITERAL: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
@@ -64,8 +65,8 @@ def check_grammar(grammar: TextGrammar) -> None:
 def text_violation(grammar: TextGrammar, text: str, processor_time: Callable[[], float] = lambda: 0.0) -> str | None:
     """Describe how `text` violates `grammar`.
 
-    `processor_time` is a clock, in seconds; without it, the time is not limited. Returns None if the text is valid, or
-    takes too long to be checked.
+    `processor_time` is a clock in seconds. The default clock stands still, so the time is not limited. Returns None if
+    the text is valid, if it is too long, or if the check takes too long.
     """
     if grammar.syntax == "regex":
         expression = _whole(grammar.definition)
@@ -116,7 +117,7 @@ def _matcher(definition: str) -> LLMatcher:
 
 
 def _expanded_terminals(definition: str) -> int:
-    """Return the number of terminals in a Lark grammar without references between terminals.
+    """Return the number of terminals in a Lark grammar after references are replaced.
 
     Raises BadGrammar if a terminal contains itself.
     """

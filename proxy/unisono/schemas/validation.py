@@ -33,7 +33,7 @@ _TYPES: Mapping[str, Callable[[object], bool]] = {
 
 
 def is_type(name: str, value: object) -> bool:
-    """Return True for a value of a JSON type; 1.0 is an integer, and booleans are not numbers."""
+    """Return True if `value` has the JSON type `name`; 1.0 is an integer, True is no number."""
     return _TYPES[name](value)
 
 
@@ -73,7 +73,7 @@ def quoted(value: object) -> str:
 # Maximum number of steps. A step is the evaluation of one keyword, or other work that takes about as long: one to two
 # microseconds.
 MAX_STEPS = 400_000
-# Additional steps of slow work: description of why a branch fails, parsing of a format, and division by a fraction.
+# Additional steps for slow work: the description of a mismatch, the check of a format, and a division.
 MISMATCH_STEPS, FORMAT_STEPS, FRACTION_STEPS = 2, 3, 6
 # Maximum depth of nested schema evaluations: far below the recursion limit of Python.
 MAX_DEPTH = 128

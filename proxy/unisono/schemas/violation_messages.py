@@ -35,8 +35,8 @@ def violation(
 ) -> str | None:
     """Describe how `text` violates `schema`; None if it is valid.
 
-    `processor_time` is the clock of `text_violation`. An answer that exceeds the validation limits is treated as
-    invalid, with a message that requests a smaller answer.
+    `processor_time` is a clock in seconds, which limits the checks of grammars. An answer that exceeds the validation
+    limits is treated as invalid, with a message that requests a smaller answer.
     """
     if isinstance(schema, TextGrammar):
         return text_violation(schema, text, processor_time)

@@ -31,14 +31,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 FENCE: Final = "```"
 # Arguments of a call whose body is blank.
 NO_ARGUMENTS: Final = "{}"
-MAX_RESULTS: Final = 4  # results of checks to keep
+MAX_RESULTS: Final = 4  # number of check results that are remembered
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
 
 
 def has_checks(requirements: OutputRequirements) -> bool:
-    """Return whether messages must match schemas or grammars.
+    """Return whether some messages must match a schema or grammar.
 
-    The time of such a check depends on the schema, and can be long even for a short message.
+    The time for such a check depends on the schema, and can be long even for a short message.
     """
     tools, form = requirements.tools, requirements.form
     if form is not None and (form.schema is not None or form.grammar is not None):
@@ -57,7 +57,7 @@ class BodyChecks:
         self._requirements = requirements
         self._tools = requirements.tools
         self._violation = violation
-        # Results of the last checks. A regenerated message often has the same text.
+        # Results of recent checks, by the id of the schema and the text. A regenerated message often has the same text.
         self._is_valid: dict[tuple[int, str], bool] = {}
 
     def check(
@@ -128,7 +128,7 @@ class BodyChecks:
     def _fits(self, schema: Schema | TextGrammar, text: str) -> bool:
         if self._violation is None:
             return True
-        # The requirements hold the schema, so its id is not used again.
+        # The requirements keep the schema alive, so no other object can have the same id.
         key = id(schema), text
         if key not in self._is_valid:
             if len(self._is_valid) == MAX_RESULTS:
@@ -207,7 +207,7 @@ class MessageGate:
         form = self._requirements.form
         if form is None or header.is_call:
             return False
-        # Only one message has the form. Clients would parse any other text as a part of it.
+        # Only one message has the required form. Clients would parse any other visible text as a part of this message.
         message = self._obligations.message_kind(header)
         is_preamble = message is MessageKind.PREAMBLE and not form.keeps_preambles
         return is_preamble or (message is MessageKind.ANSWER and not self._obligations.has_form(message))

@@ -268,8 +268,8 @@ def requirements_of(
     the names of tools that are declared only after a search finds them.
     """
     answer, conversation = request.answer, request.conversation
-    # If the client began the answer itself (prefill), no call and no form is required. The model may still call only
-    # the named tools.
+    # If the client began the answer itself (prefill), no call and no form is required. If the model
+    # calls a tool, it must still be one of the tools that the request names.
     free = conversation.prefill is None
     choice = answer.choice if answer.calls_allowed else None
     if not free and isinstance(choice, ForcedCalls):
