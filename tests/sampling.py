@@ -1,4 +1,4 @@
-"""Samples of parametrized tests for `make test`. The slow suites run all cases."""
+"""Selection of the test cases that `make test` runs. The other cases are marked as slow."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STREAMED_ONE_IN = 3
 
 
 def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
-    """Mark the cases of a sampled test as slow, except one in n.
+    """Mark the cases of parametrised tests as slow, except one case in n.
 
-    n is the number in the marker `sampled`. Parametrized tests without a marker have `one_in`.
+    n is the number in the marker `sampled`. For parametrised tests without this marker, n is at least `one_in`.
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

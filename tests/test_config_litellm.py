@@ -179,7 +179,7 @@ def test_every_listed_key_is_treated_by_its_class(section: str) -> None:
                 assert parse(raw, {}).warnings == (f"LiteLLM settings without effect in Unisono: {key}",)
 
 
-# Keys that LiteLLM reads or documents, but declares in no class of its source.
+# Keys that LiteLLM reads or documents, but does not declare in any class of its source.
 UNDECLARED = {
     "general_settings": (
         *("disable_error_logs", "enable_mcp_registry", "encryption_algorithm", "forward_llm_provider_auth_headers"),

@@ -188,7 +188,7 @@ async def test_answer_without_done_is_complete_after_the_usage(
 ) -> None:
     tokens = [200005, 17196, 200008, 13225, RETURN]
     fake.script = lambda request: VllmScript(tokens=tokens, per_chunk=1, faults=(end,))
-    # Far below the limit for the silence of a backend.
+    # The limit here is far below the time for which a backend may be silent.
     async with asyncio.timeout(10):
         chunks = await collect(backend)
     assert [token for chunk in chunks for token in chunk.tokens] == tokens

@@ -37,7 +37,7 @@ def test_only_tokens_of_the_text_count() -> None:
     assert spelled(log.emitted(1, "Hello world")) == "Hello world"
 
 
-# Output whose last message has no `<|message|>`, and the text that the gateway reads from its header.
+# case: (output with a message without `<|message|>`, text that the gateway reads from the header of this message)
 HEADERS: dict[str, tuple[str, str]] = {
     "text after a channel": ("<|channel|>final Oslo is in Norway.<|return|>", "Oslo is in Norway."),
     "text after a role": (f"{ANSWER}Oslo<|end|><|start|>assistant Oslo is far.<|return|>", "Oslo is far."),

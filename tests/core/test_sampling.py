@@ -8,7 +8,7 @@ import pytest
 
 from unisono.core.generation import SEEDS, VOCABULARY, Sampling
 
-# The parameters of a request, and the parameters that differ for the backends.
+# case: (parameters of a request, parameters that backends receive with a different value)
 CASES: dict[str, tuple[Sampling, dict[str, object]]] = {
     "defaults": (Sampling(), {}),
     "usual": (Sampling(temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=7), {}),

@@ -253,7 +253,7 @@ async def test_files_are_rotated_and_the_oldest_is_deleted(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("path", ["missing/requests.jsonl", "."], ids=["missing folder", "folder"])
-async def test_a_path_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path, path: str) -> None:
+async def test_a_path_that_cannot_be_written_is_an_error_at_startup(tmp_path: Path, path: str) -> None:
     settings = {"request_files": {"path": str(tmp_path / path)}}
     with pytest.raises(ConfigError, match=r"unisono\.request_files\.path"):
         async with gateway(config_of("vllm@http://127.0.0.1:9", unisono=settings)):

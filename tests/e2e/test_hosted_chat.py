@@ -176,7 +176,7 @@ async def test_server_tools_run_once_when_a_backend_fails(upstream: Upstream) ->
 
 @BOTH_FORMS
 @pytest.mark.parametrize("fails_first", [False, True], ids=["after the call", "at once"])
-async def test_pass_through_model_is_no_fallback_for_server_tools(
+async def test_requests_with_server_tools_do_not_fall_back_to_a_pass_through_model(
     upstream: Upstream, fails_first: bool, stream: bool
 ) -> None:
     wire, called = WIRES["vllm"], f"no fallback {fails_first} {stream}"

@@ -209,7 +209,7 @@ AFTER_THE_PREAMBLE: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 @both_forms
 @pytest.mark.parametrize("ask", [SURFACES["chat"], SURFACES["messages"]], ids=["chat", "messages"])
 @pytest.mark.parametrize(("output", "text", "called"), AFTER_THE_PREAMBLE.values(), ids=AFTER_THE_PREAMBLE)
-async def test_a_preamble_is_no_part_of_the_text(
+async def test_a_preamble_is_not_part_of_the_text(
     harness: Desk, output: str, text: str, called: Any, ask: Any, stream: bool
 ) -> None:
     harness.think(PREAMBLE + output, bodies=[PARIS])
@@ -221,7 +221,7 @@ async def test_a_preamble_is_no_part_of_the_text(
 
 
 @both_forms
-async def test_a_preamble_is_a_message_of_its_own_in_responses(harness: Desk, stream: bool) -> None:
+async def test_a_preamble_is_a_separate_message_in_responses(harness: Desk, stream: bool) -> None:
     harness.think(PREAMBLE + AFTER_THE_PREAMBLE["answer"][0], bodies=[PARIS])
     outcome = await SURFACES["responses"](harness, stream=stream, response_format=form(CITY), tools=[TOOL])
     texts = [(item["phase"], item["content"][0]["text"]) for item in outcome.whole["output"] if "phase" in item]
@@ -230,7 +230,7 @@ async def test_a_preamble_is_a_message_of_its_own_in_responses(harness: Desk, st
 
 @both_forms
 @on_openais
-async def test_a_second_answer_is_no_part_of_the_text(unguided: Desk, ask: Any, stream: bool) -> None:
+async def test_a_second_answer_is_not_part_of_the_text(unguided: Desk, ask: Any, stream: bool) -> None:
     unguided.think(answers(f'{PARIS}{NEXT}final<|message|>{{"city":"Oslo"}}'))
     outcome = await ask(unguided, stream=stream, response_format=form(CITY))
     assert (outcome.text, outcome.refusal, outcome.unmet) == (PARIS, "", "")

@@ -186,7 +186,7 @@ SAME_AS_GREEDY = {
     "a temperature that is 0 in 32 bits": Sampling(temperature=1e-300),
     "a temperature whose inverse overflows": Sampling(temperature=1e-40),
 }
-# Values that end or confuse some engines if they are sent unchanged.
+# Values that stop or confuse some engines if these values are sent unchanged.
 EXTREME = {
     "top_k": Sampling(temperature=1, top_k=VOCABULARY),
     "negative seed": Sampling(temperature=1, seed=-1),

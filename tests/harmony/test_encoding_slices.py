@@ -1,4 +1,4 @@
-"""Long texts are encoded in slices, with the same tokens as in one piece."""
+"""Encoding of long texts in slices, which must give the same tokens as encoding the whole text."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ async def test_endless_line_makes_the_server_unavailable(upstream: Upstream) -> 
     await host.aclose()
 
 
-# Server with the tools of `UNREADABLE_ANSWERS`, each of which answers with this line, and with the tool `slow`.
+# Program of a tool server. For a tool whose name is a key of `LINES`, it answers with the line given there. The tool
+# `slow` answers after a second.
 RAW_SERVER = """
 import json, sys, threading, time
 
@@ -189,7 +190,7 @@ TEXT = b'"result":{"content":[{"type":"text","text":"%s"}]}'
 INVALID = "The tool server sent an invalid answer. The tool may or may not have run."
 TOO_LARGE = "The result of the tool cannot be read: the answer exceeds the size limit of {}; request a smaller result."
 TOO_LONG = TOO_LARGE.format("100,000 bytes")
-# The line of the server, and the text for the model.
+# case: (line that the server writes, text that the model reads)
 UNREADABLE_ANSWERS = {
     "lone surrogate": (b'{"jsonrpc":"2.0","id":ID,' + TEXT % rb"x\ud83dy" + b"}", INVALID),
     "lone surrogate, id last": (b"{" + TEXT % rb"x\ud83dy" + b',"jsonrpc":"2.0","id":ID}', INVALID),
@@ -209,7 +210,7 @@ async def test_unreadable_answer_fails_its_call_at_once_and_no_other_call() -> N
     command = script(RAW_SERVER.format(lines={name: line for name, (line, _) in UNREADABLE_ANSWERS.items()}))
     server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
     assert (await host.call(server, "other", sent({}))).text == "acted"
-    # Far below the time limit of a call.
+    # The limit here is far below the time limit of a call.
     async with asyncio.timeout(10):
         slow = asyncio.create_task(host.call(server, "slow", sent({})))
         outcomes = {name: await host.call(server, name, sent({})) for name in UNREADABLE_ANSWERS}

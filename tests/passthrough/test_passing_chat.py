@@ -222,7 +222,7 @@ async def test_a_broken_stream_ends_with_an_error_and_without_done(fault: Fault,
 async def test_a_stream_ends_although_the_backend_delays_done(shows_usage: bool) -> None:
     script = OpenAiScript(faults=(stall_at(5),))
     options = {"stream_options": {"include_usage": True}} if shows_usage else {}
-    # Far below the limit for the silence of a backend.
+    # The limit here is far below the time for which a backend may be silent.
     async with passed(script) as (running, _fake), asyncio.timeout(10):
         answer = await running.chat(model="other", stream=True, **options)
     assert (text_of(answer), answer.done) == ("Four.", True)

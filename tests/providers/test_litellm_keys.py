@@ -67,7 +67,7 @@ def module_settings() -> set[str]:
     return {name for name in found if re.fullmatch("[a-z][a-z0-9_]*", name) and not name.endswith(DATA_SUFFIXES)} - DATA
 
 
-# Strings that the source of LiteLLM looks for in the value of another setting, such as `"slack" in alerting`.
+# Strings that are not keys. The source of LiteLLM looks for them in values, as in `"slack" in alerting`.
 NO_KEYS = frozenset(("email", "ms_teams", "slack"))
 
 

@@ -1,4 +1,4 @@
-"""Deployments that lack a required ability are no failover targets of deployments that have it."""
+"""Failover of requests that require an ability: only to deployments that have the ability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ FALLBACKS = {"m": FallbackModels(fallbacks=("n",))}
 
 
 async def pool_of(clock: Clock, m: dict[str, bool], n: dict[str, bool]) -> RoutingPool:
-    """Return a pool of the model `m` and its fallback `n`. The values tell which deployments have the ability."""
+    """Return a pool of the model `m` and its fallback `n`.
+
+    `m` and `n` map the names of deployments to True if the deployment has the ability.
+    """
 
     def members(group: dict[str, bool]) -> list[LiveDeployment]:
         return [live_of(name, clock, ABLE if able else UNABLE) for name, able in group.items()]

@@ -167,7 +167,7 @@ def test_names_in_texts_and_comments_are_no_terminals() -> None:
 
 
 class Clock:
-    """Clock that advances by `step_s` with each look."""
+    """Clock that advances by `step_s` seconds each time it is read."""
 
     def __init__(self, step_s: float) -> None:
         self.looks = 0

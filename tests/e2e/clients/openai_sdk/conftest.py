@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run one in two cases of each check in `make test`. The list has the tests of all folders."""
+    """Mark half of the cases of each check as slow. `items` also contains the tests of other folders."""
     mark_sampled([item for item in items if item.path.parent == Path(__file__).parent], one_in=2)
 
 
