@@ -283,7 +283,7 @@ class InterventionController:
         """Choose the edit after a call that must not be emitted as a call.
 
         The first time, the call stays in the prompt with an error result. The second time, an answer is opened if a
-        form is still required, or if the tool is not allowed and no answer is open. Otherwise, the call becomes text.
+        form is still required, or the tool is not allowed and no answer was opened. Otherwise, the call becomes text.
         """
         is_barred = rule == TOOL_NOT_ALLOWED
         if rule not in self.step.refusals and not self.is_spent:
