@@ -65,6 +65,18 @@ async def test_only_deployments_with_the_ability_are_tried(name: str) -> None:
         assert slot.deployment.name == "able"
 
 
+async def test_a_model_for_longer_prompts_does_not_answer_a_short_prompt() -> None:
+    clock = Clock()
+    groups = {"m": [live_of("unable", clock, UNABLE)], "large": [live_of("able", clock, ABLE)]}
+    pool = RoutingPool(groups, fallback_models={"m": FallbackModels(larger=("large",))}, clock=clock)
+    await pool.wait_for_probes(5)
+    with await pool.route(REQUEST).next_slot(DEMAND) as slot:
+        assert slot.deployment.name == "unable"
+    too_long = replace(DEMAND, prompt_tokens=10_000)
+    with await pool.route(REQUEST).next_slot(too_long) as slot:
+        assert slot.deployment.name == "able"
+
+
 async def test_another_deployment_with_the_ability_is_preferred_to_a_retry() -> None:
     pool = await pool_of(Clock(), {"able": True, "unable": False, "second": True}, {})
     route = pool.route(REQUEST)

@@ -74,6 +74,7 @@ class GroupFailoverRoute:
                     if live.name in request.excluded:
                         ruled_out |= live.candidate.bit
         self._ruled_out = ruled_out
+        self._unable = 0  # mask of deployments that lack a required ability; a part of `_ruled_out`
         self._drawn = random()  # noqa: S311 - nothing secret
         # Mask of deployments that failed or must not be used.
         self._failed_mask = ruled_out
@@ -277,7 +278,9 @@ class GroupFailoverRoute:
 
     def _exclude_unable(self, demand: RouteRequirements) -> int:
         """Rule out the deployments that lack a required ability; return their mask."""
-        unable = unable_mask((self._group, *self._larger, *self._fallbacks), demand, self._ruled_out)
+        larger = self._larger if self._larger and self._is_too_long(demand) else ()
+        unable = unable_mask((self._group, *larger, *self._fallbacks), demand, self._ruled_out)
+        self._unable |= unable
         self._ruled_out |= unable
         self._failed_mask |= unable
         return unable
@@ -295,7 +298,8 @@ class GroupFailoverRoute:
         """Return whether the prompt is too long for the deployments of the requested model."""
         if isinstance(self._failure, ContextTooLong):
             return True
-        usable = (one.candidate for one in self._group.members if not one.candidate.bit & self._ruled_out)
+        ruled_out = self._ruled_out & ~self._unable
+        usable = (one.candidate for one in self._group.members if not one.candidate.bit & ruled_out)
         sizes = [one.context for one in usable]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
