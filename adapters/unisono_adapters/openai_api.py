@@ -7,7 +7,7 @@ Requests and responses are forwarded unchanged. The same class serves all kinds 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -121,7 +121,7 @@ class OpenAiApi:
 
     async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
-        has_finished = has_usage = False
+        choices, finished, has_usage = _choices_of(job.body), set[int](), False
         try:
             while (events := await _next_events(answer, has_usage=has_usage)) is not None:
                 objects: list[Mapping[str, Json]] = []
@@ -133,8 +133,10 @@ class OpenAiApi:
                     objects.append(one)
                     if ended := job.api is Api.RESPONSES and one.get("type") in LAST:
                         break
-                    has_finished = has_finished or _has_finish_reason(one)
-                    has_usage = has_usage or (has_finished and one.get("choices") == [] and bool(one.get("usage")))
+                    finished.update(_finished_choices(one))
+                    # llama.cpp sends the usage of each choice after the choice.
+                    is_usage = one.get("choices") == [] and bool(one.get("usage"))
+                    has_usage = has_usage or (is_usage and len(finished) >= choices)
                 if any(has_output(job.api, one) for one in objects):
                     answer.delivered()
                 if objects:
@@ -171,10 +173,18 @@ async def _next_events(answer: BackendAnswer, *, has_usage: bool) -> list[bytes]
     return None
 
 
-def _has_finish_reason(chunk: Mapping[str, Any]) -> bool:
+def _choices_of(body: Mapping[str, Json]) -> int:
+    """Return the number of choices that a request asks for."""
+    number = body.get("n")
+    return number if isinstance(number, int) else 1
+
+
+def _finished_choices(chunk: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the indices of the choices that a chunk ends."""
     choices = chunk.get("choices")
-    listed = choices if isinstance(choices, list) else []
-    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in listed)
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("finish_reason") and isinstance(choice.get("index", 0), int):
+            yield choice.get("index", 0)
 
 
 def with_defaults(body: Mapping[str, Json], defaults: Mapping[str, Json], api: Api) -> dict[str, Json]:

@@ -370,7 +370,9 @@ async def test_the_first_websocket_imports_its_library_in_a_thread(monkeypatch: 
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("fragment", [b"", b"ab"], ids=["empty", "small"])
-async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> None:
+async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The limit for the frames of one read is lower.
+    monkeypatch.setattr(websocket_connection, "MAX_FRAMES_PER_READ", 1 << 20)
     async with running_server(echo_app(None)) as port, connected(port) as client:
         await client.recv()
         # The client ends a message with an empty fragment.

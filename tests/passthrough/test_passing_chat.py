@@ -13,11 +13,13 @@ import pytest
 
 from tests.e2e.gateway import Answer, Gateway, gateway
 from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, reset_at, stall_at
+from tests.fakes.dialects import sse_event
 from tests.fakes.faults import Fault, inject_at, without_done
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
-from tests.fakes.wire import Stall, Step
+from tests.fakes.wire import Sleep, Stall, Step, Write
 from unisono.core.passthrough_request import named, starred
 from unisono.harmony.encoding import load_encoding
+from unisono_adapters._http import LINGER_S
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server")
 ANSWER = OpenAiScript()
@@ -355,6 +357,19 @@ async def test_a_gpt_oss_failure_forwards_the_original_body(stream: bool, by: st
     body = answer.events[0] if stream else answer.body
     assert (body["id"], body["model"]) == ("chatcmpl-there", "m")
     assert answer.headers["x-unisono-failovers"] == "1"
+
+
+async def test_a_stream_ends_after_the_usage_of_its_last_choice() -> None:
+    def usage_of_each_choice(steps: list[Step]) -> list[Step]:
+        """End a choice with its usage before the other choice begins, as llama.cpp does."""
+        ended = {"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]}
+        usage = {"choices": [], "usage": OpenAiScript().usage}
+        begun = [Write(sse_event(event), framed=True) for event in (ended, usage)]
+        return [*steps[:1], *begun, Sleep(3 * LINGER_S), *steps[1:]]
+
+    async with passed(OpenAiScript(faults=(usage_of_each_choice,))) as (running, _fake):
+        answer = await running.chat(model="other", stream=True, n=2)
+    assert (text_of(answer), answer.done) == ("Four.", True)
 
 
 @pytest.mark.parametrize("by", ["group", "fallbacks"])

@@ -34,8 +34,8 @@ MESSAGE_TOO_BIG = 1009
 # WebSocket close code for a flood of frames.
 POLICY_VIOLATION = 1008
 # Maximum number of fragments of a message, since a fragment takes memory in addition to its bytes. The largest message
-# has 10 MiB, so a client may send it in fragments of 2,560 bytes.
-MAX_FRAGMENTS = 4096
+# has 10 MiB, so a client may send it in fragments of 640 bytes.
+MAX_FRAGMENTS = 16 * 1024
 # Maximum number of frames, and of control frames (such as pings and pongs), in one read of up to 256 KiB. A frame takes
 # about 20 microseconds, during which the process serves no other connection.
 MAX_FRAMES_PER_READ = 4096
