@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from tests.api.responses.mounted import mounted
 from tests.e2e.gateway import config_of
-from tests.e2e.obeying import KINDS, SURFACES, THOUGHT, Desk, answers, calls, desk
+from tests.e2e.obeying import KINDS, SURFACES, Desk, answers, calls, desk
 from tests.fakes import FakeMlxServer
 from tests.schemas.suite import SUITE, Case, closed
 from unisono.core.tagged_unions import for_grammar
@@ -194,38 +194,7 @@ async def test_a_truncated_answer_is_not_a_refusal(unguided: Desk, ask: Any, str
     assert outcome.finish in ("length", "incomplete")
 
 
-PREAMBLE = f"{THOUGHT}<|channel|>commentary<|message|>I look."
 NEXT = "<|end|><|start|>assistant<|channel|>"
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
-AFTER_THE_PREAMBLE: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
-    # name: (output, text, calls)
-    "answer": (f"{NEXT}final<|message|>{PARIS}<|return|>", PARIS, []),
-    "answer and another text": (f"{NEXT}final<|message|>{PARIS}{NEXT}final<|message|>Bye.<|return|>", PARIS, []),
-    "nothing": ("<|return|>", PARIS, []),
-    "call": (f"{NEXT}commentary to=functions.get_weather<|message|>{PARIS}<|call|>", "", [("get_weather", PARIS)]),
-}
-
-
-@both_forms
-@pytest.mark.parametrize("ask", [SURFACES["chat"], SURFACES["messages"]], ids=["chat", "messages"])
-@pytest.mark.parametrize(("output", "text", "called"), AFTER_THE_PREAMBLE.values(), ids=AFTER_THE_PREAMBLE)
-async def test_a_preamble_is_not_part_of_the_text(
-    harness: Desk, output: str, text: str, called: Any, ask: Any, stream: bool
-) -> None:
-    harness.think(PREAMBLE + output, bodies=[PARIS])
-    outcome = await ask(harness, stream=stream, response_format=form(CITY), tools=[TOOL])
-    assert (outcome.text, outcome.refusal, outcome.unmet) == (text, "", "")
-    assert [(name, json.loads(arguments)) for name, arguments in outcome.calls] == [
-        (name, json.loads(arguments)) for name, arguments in called
-    ]
-
-
-@both_forms
-async def test_a_preamble_is_a_separate_message_in_responses(harness: Desk, stream: bool) -> None:
-    harness.think(PREAMBLE + AFTER_THE_PREAMBLE["answer"][0], bodies=[PARIS])
-    outcome = await SURFACES["responses"](harness, stream=stream, response_format=form(CITY), tools=[TOOL])
-    texts = [(item["phase"], item["content"][0]["text"]) for item in outcome.whole["output"] if "phase" in item]
-    assert texts == [("commentary", "I look."), ("final_answer", PARIS)]
 
 
 @both_forms

@@ -68,6 +68,40 @@ async def test_text_of_a_message_without_a_body_has_log_probabilities(stream: bo
     assert "".join(entry["token"] for entry in content) == " Oslo is in Norway."
 
 
+PREAMBLE = "<|channel|>commentary<|message|>pre amble"
+OUTPUTS: dict[str, tuple[list[str], str, str]] = {
+    # name: (outputs, form, text)
+    "an invalid answer after a preamble": (
+        [f"{PREAMBLE}<|end|><|start|>assistant<|channel|>final<|message|>bad answer<|return|>", "bad answer<|return|>"],
+        "yes",
+        "bad answer",
+    ),
+    "only preambles": ([f"{PREAMBLE}<|return|>"], "yes", "pre amble"),
+    "a preamble with the form": ([f"{PREAMBLE}<|return|>"], "pre amble", "pre amble"),
+}
+
+
+@STREAM
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]], ids=["no tools", "tools"])
+@pytest.mark.parametrize(("outputs", "form", "text"), OUTPUTS.values(), ids=OUTPUTS)
+async def test_the_text_after_preambles_has_log_probabilities(
+    outputs: list[str], form: str, text: str, tools: Any, stream: bool
+) -> None:
+    async with FakeVllm(tokens=[]) as fake, gateway(config("vllm", fake.url)) as running:
+        scripts = [VllmScript(tokens=ENCODING.encode_marked(output)) for output in outputs]
+        each = iter(scripts)
+        fake.script = lambda _: next(each, scripts[-1])
+        fields = {"tools": tools} if tools else {}
+        answer = await running.chat(logprobs=True, stream=stream, guided_choice=[form], **fields)
+    choices = [choice for event in answer.events for choice in event["choices"]] if stream else answer.body["choices"]
+    # A constrained answer is streamed as it arrives, so an invalid one is `content`.
+    [name] = {key for key in ("content", "refusal") for choice in choices if (choice["logprobs"] or {}).get(key)}
+    entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get(name) or ()]
+    texts = [choice["delta" if stream else "message"] for choice in choices]
+    assert "".join(each.get(name) or "" for each in texts) == text
+    assert "".join(entry["token"] for entry in entries) == text
+
+
 @KIND
 @STREAM
 async def test_chat_reports_visible_tokens_only(kind: str, stream: bool) -> None:

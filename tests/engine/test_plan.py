@@ -43,6 +43,8 @@ HM = R("Hm.")
 ANSWERED = FINAL + "It rains.<|return|>"
 RAIN = S + ANSWERED
 CALLED = C("get_weather", PARIS)
+COMMENTARY = "<|channel|>commentary<|message|>"
+OSLO = '{"city":"Oslo"}'
 
 
 @dataclass(frozen=True)
@@ -355,6 +357,47 @@ FORMED: dict[str, Case] = {
         (R("I look."), F(PARIS)),
         [PREAMBLE + "<|end|>" + S + FINAL],
         [JsonSchema(CITY)],
+    ),
+    "preamble before the answer, without tools": Case(
+        turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
+        [T + S + PREAMBLE + "<|end|>" + S + FINAL + PARIS + "<|return|>"],
+        (HM, R("I look."), F(PARIS)),
+        [],
+        told=UNCONSTRAINED,
+    ),
+    "preamble with the form before the answer": Case(
+        turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
+        [COMMENTARY + OSLO + "<|end|>" + S + FINAL + PARIS + "<|return|>"],
+        (R(OSLO), F(PARIS)),
+        [],
+        told=UNCONSTRAINED,
+    ),
+    "preamble with the form instead of an answer": Case(
+        turn(form=CITY_FORM), [T + S + COMMENTARY + PARIS + "<|return|>"], (HM, R(PARIS), F(PARIS)), []
+    ),
+    "preamble with the form instead of an answer, as text": Case(
+        turn(conversation=WITHOUT_TOOLS, form=replace(CITY_FORM, keeps_preambles=True)),
+        [COMMENTARY + PARIS + "<|return|>"],
+        (P(PARIS), F(PARIS)),
+        [],
+    ),
+    "only preambles": Case(
+        turn(form=CITY_FORM),
+        [PREAMBLE + "<|return|>"] * 4,
+        (*[R("I look.")] * 4, F("I look.")),
+        [(PREAMBLE + "<|end|>" + S + FINAL) * count for count in (1, 2, 3)],
+        rules=("missing-end", "regenerated-answer"),
+        unmet=UNMET_FORM,
+        told=UNCONSTRAINED,
+    ),
+    "no call and no answer until the gateway opens an answer": Case(
+        turn(NAMED, form=CITY_FORM),
+        [T] * 3 + [PARIS + "<|return|>"],
+        (*[HM] * 3, F(PARIS)),
+        [(T + S + WEATHER) * count for count in (1, 2)] + [(T + S + WEATHER) * 2 + T + S + FINAL],
+        rules=("unfinished-call", "missing-end"),
+        unmet=UNMET_CALL,
+        told=UNCONSTRAINED,
     ),
     "preamble and call, with a form": Case(
         turn(form=CITY_FORM),

@@ -236,6 +236,9 @@ TURNS: dict[str, GenerationRequest] = {
     "a held form": turn(form=CITY_FORM, is_streamed=False),
     "a form after preambles": turn(form=replace(CITY_FORM, keeps_preambles=True)),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
+    "a form after preambles, without tools": turn(
+        conversation=WITHOUT_TOOLS, form=replace(CITY_FORM, keeps_preambles=True)
+    ),
     "a budget": turn(reasoning_budget=4),
     "reasoning budget of zero": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
     "all requirements": turn(ForcedCalls(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),

@@ -66,7 +66,7 @@ class Gate(Protocol):
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        """Return the content of a complete text or call, or None to reject it and stop reading.
+        """Return the content of a complete message, or None to reject it and stop reading.
 
         The content is `text`, `text` without an enclosure such as a code fence, or an empty object instead of blanks.
         `held` is True if the text has been buffered. If `held` is False, the text was already emitted, and a result

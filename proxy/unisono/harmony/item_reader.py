@@ -66,7 +66,7 @@ class ItemFactory:
         `tokens` are the header's tokens that the event `Closed` will report.
         """
         gate, header = self._gate, part.header
-        item = self._item(header)
+        item, is_checked = self._item(header)
         is_call = isinstance(item, ToolCall)
         is_held, limits_blanks = is_call and self._hold_calls, False
         if gate is not None and not isinstance(item, Reasoning):
@@ -78,18 +78,28 @@ class ItemFactory:
         blanks = BlankFilter() if limits_blanks else None
         if is_visible:
             events.append(Opened(item))
-        return ItemReader(item, part, tokens, self._parser, is_allowed=is_allowed, is_visible=is_visible, blanks=blanks)
+        return ItemReader(
+            item,
+            part,
+            tokens,
+            self._parser,
+            is_allowed=is_allowed,
+            is_visible=is_visible,
+            is_checked=is_checked,
+            blanks=blanks,
+        )
 
-    def _item(self, header: Header) -> Item:
+    def _item(self, header: Header) -> tuple[Item, bool]:
+        """Return the item of a message, and whether the gate checks the complete message."""
         if header.is_call and self.calls_allowed:
             of_client = header.recipient.kind is RecipientKind.FUNCTION
             name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
-            return ToolCall(self._items, self._calls, self._new_call_id(), name)
+            return ToolCall(self._items, self._calls, self._new_call_id(), name), True
         if header.recipient.kind is not RecipientKind.NONE or header.channel == ANALYSIS:
-            return Reasoning(self._items)
+            return Reasoning(self._items), False
         if self._gate is not None and self._gate.is_aside(header):
-            return Reasoning(self._items)
-        return Text(self._items, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
+            return Reasoning(self._items), True
+        return Text(self._items, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL), True
 
     def count(self, item: Item) -> None:
         """Count an item that was closed."""
@@ -102,7 +112,8 @@ class ItemReader:
 
     `opened` is the part that opened the message, and `header_tokens` are the header's tokens to report. `is_allowed` is
     False for a second call if parallel calls are off. Unless `is_visible` is True, nothing is emitted before the
-    message is complete. `blanks` withholds blanks in a JSON body; None if the body is not filtered.
+    message is complete. `is_checked`: a gate checks the complete message. `blanks` withholds blanks in a JSON body;
+    None if the body is not filtered.
     """
 
     def __init__(
@@ -114,6 +125,7 @@ class ItemReader:
         *,
         is_allowed: bool,
         is_visible: bool,
+        is_checked: bool,
         blanks: BlankFilter | None,
     ) -> None:
         self.item = item
@@ -122,6 +134,7 @@ class ItemReader:
         self.header_tokens = header_tokens
         self.is_allowed = is_allowed
         self.is_visible = is_visible
+        self.is_checked = is_checked
         self.body: list[int] = []  # tokens of the body so far
         self.delivered = 0  # number of characters that the parser returned
         self._parser = parser

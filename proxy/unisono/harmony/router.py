@@ -173,11 +173,11 @@ class HarmonyRouter:
 
     @property
     def can_close_answer(self) -> bool:
-        """True if the next token may complete a text or a call.
+        """True if the next token may complete a message that the gate checks.
 
-        This is the case if a text or a call is open, or if repair has not decided the meaning of a header yet.
+        This is the case if such a message is open, or if repair has not decided the meaning of a header yet.
         """
-        is_open = self._open is not None and not self._open.is_reasoning
+        is_open = self._open is not None and self._open.is_checked
         return is_open or self._repair.output.undecided is not None
 
     @property
@@ -261,7 +261,7 @@ class HarmonyRouter:
         item, header, body = opened.item, opened.opened.header, opened.body
         text = written = self._encoding.decode(body)
         is_passed = closed.complete and opened.is_allowed
-        if is_passed and not opened.is_reasoning and self._gate is not None:
+        if is_passed and opened.is_checked and self._gate is not None:
             content = self._gate.closes(header, text, held=not opened.is_visible)
             if opened.is_visible and not (content or "").startswith(text):
                 content = text

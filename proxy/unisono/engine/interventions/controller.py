@@ -150,8 +150,11 @@ class InterventionController:
         if self.obligations.call is Duty.OWED and self.step.regenerations_at_end < MAX_REGENERATIONS:
             self.step.regenerations_at_end += 1
             self._force(place)
-        elif self.obligations.form is Duty.OWED and not self.step.has_call and not self.step.is_answering:
-            self._open_answer(place)
+        elif self.obligations.form is Duty.OWED and not self.step.has_call:
+            if preamble := self.obligations.last_resort(is_answering=self.step.is_answering):
+                self.step.pending = self._spelling.answer_with(preamble, place)
+            elif not self.step.is_answering:
+                self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int], place: int) -> None:
         """Read more tokens of a tool name; tokens after the complete name are ignored.
@@ -245,7 +248,8 @@ class InterventionController:
 
     def _regenerate(self, at: Stopped, message: MessageKind) -> None:
         if self.step.attempts.count == MAX_REGENERATIONS:
-            self._restore_first(at.start)
+            # All attempts were invalid. The first attempt is used, because it has the client's own sampling.
+            self.step.pending = self._spelling.first_of(self.step.attempts, at.start)
             return
         constrained = self.constraint is not None and at.header_end == self.step.header_end
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
@@ -272,12 +276,6 @@ class InterventionController:
         self.step.pending = PromptEdit(
             at.header_end, body=body, attempts=attempts, trims=True, ends=is_last, rule=REPETITION
         )
-
-    def _restore_first(self, place: int) -> None:
-        # All attempts were invalid. The first attempt is used, because it has the client's own sampling.
-        first = self.step.attempts.first
-        assert first is not None
-        self.step.pending = PromptEdit(place, self._spelling.written(first), body=self._spelling.body(first))
 
     def _refuse(self, at: Stopped, rule: str) -> None:
         """Choose the edit after a call that must not be emitted as a call.

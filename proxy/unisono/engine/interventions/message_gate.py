@@ -208,9 +208,9 @@ class MessageGate:
         if form is None or header.is_call:
             return False
         # Only one message has the required form. Clients would parse any other visible text as a part of this message.
-        message = self._obligations.message_kind(header)
-        is_preamble = message is MessageKind.PREAMBLE and not form.keeps_preambles
-        return is_preamble or (message is MessageKind.ANSWER and not self._obligations.has_form(message))
+        if self._obligations.message_kind(header) is MessageKind.PREAMBLE:
+            return not form.keeps_preambles
+        return self._obligations.form is not Duty.OWED
 
     def is_buffered(self, header: Header) -> bool:
         if not (header.is_call or self._has_form):
@@ -241,6 +241,9 @@ class MessageGate:
         action = CLOSING[message, fault]
         if held and self._is_rejected(action, message, header, text):
             return None
+        if message is MessageKind.PREAMBLE and self._obligations.form is Duty.OWED:
+            form_fault, _ = self._checks.check(message, header, text, has_form=True)
+            self._obligations.record_preamble(text, is_valid=form_fault is BodyFault.NONE)
         self._record_message(message, fault)
         return content
 
@@ -255,7 +258,8 @@ class MessageGate:
             case BodyAction.REGENERATE:
                 rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
                 step = self._controller.step
-                if rule in self._requirements.disabled_rules or step.last.body:
+                is_restored = bool(step.last.body) and step.last.attempts.count == MAX_REGENERATIONS
+                if rule in self._requirements.disabled_rules or is_restored:
                     return False
                 # After the last attempt, the first attempt is restored and accepted in spite of its fault.
                 return step.attempts.count < MAX_REGENERATIONS or not step.attempts.is_first(header, text)

@@ -302,6 +302,16 @@ class HeaderSpelling:
         result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(reason), END)
         return (*self._start, *self.written(at), *body, CALL, *result)
 
+    def answer_with(self, text: str, place: int) -> PromptEdit:
+        """Return the edit that inserts an answer with the text `text` at the position `place`."""
+        return PromptEdit(place, self.answer, body=(*self._encoding.encode_generated(text), RETURN))
+
+    def first_of(self, attempts: RejectedAttempts, place: int) -> PromptEdit:
+        """Return the edit that inserts the first of the rejected attempts at the position `place`."""
+        first = attempts.first
+        assert first is not None
+        return PromptEdit(place, self.written(first), body=self.body(first), attempts=attempts)
+
     def call_as_text(self, at: Stopped) -> Tokens:
         """Return the body of an answer that contains the call as text, with its terminator."""
         text = f"{at.header.recipient.full_name.removeprefix(FUNCTIONS)}({at.text or ''})"

@@ -166,8 +166,8 @@ class OutputRequirements:
             return self.tools.call_kind(recipient, is_call_owed=is_call_owed)
         if recipient or header.channel == ANALYSIS:
             return MessageKind.LATE_THOUGHT if is_late else MessageKind.THOUGHT
-        # Without tools, nothing can follow a preamble.
-        is_preamble = header.channel == COMMENTARY and self.tools.offered
+        # Without tools and a form, nothing has to follow a commentary text, so the text is the answer.
+        is_preamble = header.channel == COMMENTARY and (self.tools.offered or self.form is not None)
         return MessageKind.PREAMBLE if is_preamble else MessageKind.ANSWER
 
 
@@ -189,7 +189,8 @@ class Obligations:
     # Rules.
     # - A required call comes before a required form.
     # - A call to a required tool meets the requirement, even if its arguments are invalid after all retries.
-    # - Only the first answer message must have the required form.
+    # - Only the first answer message must have the required form. A preamble is taken as the answer only if the output
+    #   ends without an answer message.
     # - A call is required in the first step only. After a step with server tool calls, the model chooses freely.
 
     def __init__(self, requirements: OutputRequirements) -> None:
@@ -197,6 +198,7 @@ class Obligations:
         self.call = Duty.OWED if requirements.tools.forced else Duty.NONE
         self.form = Duty.OWED if requirements.form is not None else Duty.NONE
         self.is_late = False  # the reasoning budget is used up
+        self._preamble, self._is_preamble_valid = "", False  # the last preamble of the step
         self.unmet = UNMET_NONE if requirements.tools.forced == () else ""
 
     @property
@@ -226,6 +228,17 @@ class Obligations:
             self.form = Duty.MISSED if is_faulty else Duty.NONE
             self.unmet = UNMET_FORM if is_faulty else self.unmet
 
+    def record_preamble(self, text: str, *, is_valid: bool) -> None:
+        """Record a preamble; `is_valid`: it has the required form."""
+        self._preamble, self._is_preamble_valid = text, is_valid
+
+    def last_resort(self, *, is_answering: bool) -> str:
+        """Return the preamble to take as the answer, or an empty text if there is none.
+
+        An invalid preamble is taken only if the model wrote no answer although the gateway opened it (`is_answering`).
+        """
+        return self._preamble if self._is_preamble_valid or is_answering else ""
+
     def drop_call(self) -> None:
         """Stop requiring a call, because the model named no tool in all of its attempts."""
         self.call, self.unmet = Duty.MISSED, UNMET_CALL
@@ -237,7 +250,8 @@ class Obligations:
         self.call = Duty.NONE
 
     def end_step(self) -> None:
-        """Require no more calls, because calls are required in the first step only."""
+        """Require no calls in the next steps, and forget the preamble of this step."""
+        self._preamble, self._is_preamble_valid = "", False
         if self.call is Duty.OWED:
             self.call = Duty.NONE
 
