@@ -171,7 +171,7 @@ async def test_each_body_field_has_an_effect_or_is_named(
         body = json.loads(text.replace("KEY", key).replace("%d", str(number)))
         answer = await admin.post(path.format(key=key), **body)
         param = "" if answer.status == 200 else answer.body["error"]["param"]
-        if answer.status != 200 and not (answer.status in (400, 404) and param.partition(".")[0] == name):
+        if answer.status != 200 and not (answer.status in (400, 404, 409) and param.partition(".")[0] == name):
             odd.append((name, answer.raw))
     assert not odd
 
@@ -188,7 +188,7 @@ async def test_each_query_parameter_has_an_effect_or_is_named(
         value = "2026-01-01" if name.endswith("_date") else str(documented.value(parameter["schema"]))
         answer = await admin.get(f"{path}?{base}&{name}={value}")
         param = "" if answer.status == 200 else answer.body["error"]["param"]
-        if answer.status != 200 and not (answer.status in (400, 404) and param == name):
+        if answer.status != 200 and not (answer.status in (400, 404, 409) and param == name):
             odd.append((name, answer.raw))
     assert not odd
 
