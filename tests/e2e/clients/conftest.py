@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 # Limit for each request.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)
