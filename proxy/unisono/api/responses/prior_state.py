@@ -147,8 +147,8 @@ async def _conversation_before(store: Store, tenant: str, response: StoredRespon
             f"The conversation of the response '{response.id}' was deleted or has expired.",
             param="previous_response_id",
         )
-    # Responses that earlier versions stored have no `seen`. Their history ends before the first of their own items. For
-    # newer responses, this position is not used, because the own items may have been deleted.
+    # A response that an earlier version stored has no `seen`. Its history ends before the first of its own items. For a
+    # newer response, `seen` is used instead, because the response's items may have been deleted.
     own = set() if response.seen is not None else {item.id for item in (*response.input, *response.output)}
     return tuple(takewhile(lambda item: item.id not in own, items or ()))
 
