@@ -17,7 +17,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.fitting import unit_starts
+from unisono.engine.truncation import unit_starts
 
 CALL, RESULT = AssistantCall("c", "f", "{}"), ToolResult("c", "f", "x")
 OTHER_CALL, OTHER_RESULT = AssistantCall("d", "f", "{}"), ToolResult("d", "f", "y")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.generation import TokenLogprob
-from unisono.core.logprobs import LogprobLog
 
 # Maximum number of alternatives for a token, as in OpenAI's APIs.
 MAX_TOP_LOGPROBS: Final = 20

@@ -14,10 +14,10 @@ from typing import Final, Protocol
 
 from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.conversation import Conversation, Json
+from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.events import Closed, Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling, Usage
-from unisono.core.logprobs import LogprobLog
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import RequestIdentity, TraceContext
 

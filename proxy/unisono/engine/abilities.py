@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.generation import Capabilities, Chunk, CompletionJob
-from unisono.core.logprobs import LogprobLog
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendProtocolError, InvalidRequest, UnsupportedValue
 from unisono.harmony.encoding import Encoding

@@ -12,10 +12,10 @@ from unisono.core.generation import DEFAULT_CONTEXT, NO_USAGE, Capabilities, Chu
 from unisono.core.route_protocol import RouteRequirements, blocks_of
 from unisono.engine.abilities import required_abilities
 from unisono.engine.deps import PreparedConversation
-from unisono.engine.fitting import fit
 from unisono.engine.prompt import RenderedPrompt, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
+from unisono.engine.truncation import truncate
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 
@@ -53,7 +53,7 @@ class PromptBuilder:
         self._original = self.conversation = prepared.conversation
         first = prepared.rendered
         self._current = None if first is None else StepPrompt(0, is_final_open=False, rendered=first)
-        self._fitted_to = 0
+        self._truncated_to = 0
         self.usage = NO_USAGE
 
     async def slot_requirements(
@@ -79,7 +79,7 @@ class PromptBuilder:
         The first call also counts the tokens of the answer's first prompt.
         """
         window = capabilities.context or DEFAULT_CONTEXT
-        if self._request.prompt.truncate and window != self._fitted_to:
+        if self._request.prompt.truncate and window != self._truncated_to:
             await self._fit(window)
         current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
@@ -155,7 +155,7 @@ class PromptBuilder:
     async def _fit(self, window: int) -> None:
         # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
         wanted = min(self._request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
-        fitted = await fit(
+        truncated = await truncate(
             self._renderer,
             self._original,
             self._tools,
@@ -163,7 +163,7 @@ class PromptBuilder:
             self._request.routing.cache_salt,
             for_summary=self._request.prompt.for_summary,
         )
-        if fitted.conversation is not self.conversation:
-            self.conversation, self._current = fitted.conversation, None
-        self._fitted_to = window
-        self._report.facts.left_out, self._report.facts.shortened = fitted.left_out, fitted.shortened
+        if truncated.conversation is not self.conversation:
+            self.conversation, self._current = truncated.conversation, None
+        self._truncated_to = window
+        self._report.facts.left_out, self._report.facts.shortened = truncated.left_out, truncated.shortened

@@ -10,8 +10,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from unisono.core.emitted_logprobs import LogprobLog, ScoredToken
 from unisono.core.generation import ALL_STOP_TOKENS, FIRST_SPECIAL
-from unisono.core.logprobs import LogprobLog, ScoredToken
 from unisono.engine.request import RawPrompt
 
 

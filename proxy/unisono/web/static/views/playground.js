@@ -2,7 +2,7 @@
 
 import { complaint, copier, el, field, tell } from "/page/lib/dom.js";
 import { visible } from "/page/lib/invisible.js";
-import { toCurl, toJavaScript, toPython } from "/page/lib/programs.js";
+import { toCurl, toJavaScript, toPython } from "/page/lib/snippets.js";
 import { state, watch } from "/page/lib/store.js";
 import { toRequest, Unreadable } from "/page/views/asking.js";
 import { chats, keepChat, newChat } from "/page/views/chats.js";

@@ -29,7 +29,6 @@ from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedConversation
-from unisono.engine.fitting import SHORTENED, fit
 from unisono.engine.generation import Engine
 from unisono.engine.prompt import RenderedPrompt
 from unisono.engine.request import (
@@ -42,6 +41,7 @@ from unisono.engine.request import (
     Resumption,
     RoutingOptions,
 )
+from unisono.engine.truncation import SHORTENED, truncate
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import PromptPlan, Renderer
@@ -225,7 +225,7 @@ async def test_a_conversation_that_fits_is_rendered_once(
 
     monkeypatch.setattr(Renderer, "prompt", counted)
     renderer, tools = Renderer(encoding), plan_tools(LONG.preamble.tools)
-    fitted = await fit(renderer, LONG, tools, 100_000, for_summary=for_summary)
+    fitted = await truncate(renderer, LONG, tools, 100_000, for_summary=for_summary)
     assert fitted.conversation is LONG
     assert rendered == [LONG]
 

@@ -43,7 +43,7 @@ _TEXT_FIELDS: Final[dict[type, str]] = {AssistantCall: "arguments", ToolResult: 
 
 
 @dataclass(frozen=True, slots=True)
-class FittedConversation:
+class TruncatedConversation:
     """A conversation that was shortened to fit a context window, and its rendered prompt.
 
     `left_out` is the number of oldest items that were dropped. `shortened` is the number of texts whose middle was
@@ -56,7 +56,7 @@ class FittedConversation:
     shortened: int = 0
 
 
-async def fit(
+async def truncate(
     renderer: Renderer,
     conversation: Conversation,
     tools: ToolSet,
@@ -64,7 +64,7 @@ async def fit(
     salt: str = "",
     *,
     for_summary: bool = False,
-) -> FittedConversation:
+) -> TruncatedConversation:
     """Drop as few of the oldest items as necessary for a prompt of at most `limit` tokens.
 
     If the items that must remain exceed the limit, the prompt exceeds it too. If `for_summary` is True, the last item
@@ -73,13 +73,13 @@ async def fit(
     """
     rendered = await render(renderer, conversation, tools, salt)
     if len(rendered.prompt.tokens) <= limit:
-        return FittedConversation(conversation, rendered)
-    return await asyncio.to_thread(_fitted, renderer, conversation, tools, limit, salt, for_summary)
+        return TruncatedConversation(conversation, rendered)
+    return await asyncio.to_thread(_truncated, renderer, conversation, tools, limit, salt, for_summary)
 
 
-def _fitted(
+def _truncated(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str, for_summary: bool
-) -> FittedConversation:
+) -> TruncatedConversation:
     items = conversation.items
     others = items[:-1] if for_summary else items
     starts, always = unit_starts(others), _always_kept(others)
@@ -97,7 +97,7 @@ def _fitted(
     left_out = len(items) - len(shorter.items)
     if for_summary and not fits(dropped):
         shorter, shortened = _shortened(renderer, shorter, tools, limit)
-    return FittedConversation(shorter, render_here(renderer, shorter, tools, salt), left_out, shortened)
+    return TruncatedConversation(shorter, render_here(renderer, shorter, tools, salt), left_out, shortened)
 
 
 def unit_starts(items: Sequence[Item]) -> list[int]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.generation import TokenLogprob
-from unisono.core.logprobs import LogprobLog
 from unisono.harmony.body_text import TableBodyText
 from unisono.harmony.encoding import load_encoding
 
