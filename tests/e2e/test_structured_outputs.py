@@ -60,6 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "guided_json as text": ({"guided_json": json.dumps(CAR)}, COUPE, "{", "json"),
     "guided_grammar": ({"guided_grammar": SQL}, SELECT, "col_1", "grammar"),
     "guided_grammar of Lark": ({"guided_grammar": LARK}, "yes", "maybe", "grammar"),
+    "grammar of Lark with a prefix": ({"grammar": f"?{LARK}"}, "no", "maybe", "grammar"),
     "regex": ({"regex": "(Paris|London)"}, "Paris", "Rome", "regex"),
     "ebnf": ({"ebnf": 'root ::= "Hello" | "Hi"'}, "Hi", "Hey", "grammar"),
     "grammar": ({"grammar": 'root ::= ("1" | "2")+'}, "1212", "123", "grammar"),
@@ -96,7 +97,7 @@ async def test_an_answer_has_the_required_form(harness: Desk, name: str, stream:
     # Every constraint is sent, except a grammar of Lark and expressions without a translation.
     if harness.kind.name == "llamacpp":
         field = "json_schema" if kind == "json" else "grammar"
-        assert (field in model.requests[1]) is (name not in ("guided_grammar of Lark", "regex without a translation"))
+        assert (field in model.requests[1]) is not ("Lark" in name or name == "regex without a translation")
 
 
 def _enforced(model: Model, prompt: str, held: Held, text: str) -> str:

@@ -130,14 +130,18 @@ def _regex(pattern: str, at: str) -> AnswerForm:
     return _text(TextGrammar("regex", pattern), at)
 
 
+# A Lark grammar defines the rule `start`, possibly with the prefixes `?` and `!`, which have no effect on the match.
+_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]{0,2}start\s*:(?!:))", re.MULTILINE)
+
+
 def _grammar(definition: str, at: str) -> AnswerForm:
     """Return the form for a grammar in the notation of Lark or GBNF. (vLLM calls GBNF "EBNF".)"""
     # Imported on first use: the module is only needed for grammars.
-    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(definition) > MAX_GRAMMAR_CHARACTERS:
         raise UnsupportedValue(f"'{at}' has more than {MAX_GRAMMAR_CHARACTERS:,} characters; shorten it.", param=at)
-    if is_lark_syntax(definition):
+    if _LARK.search(definition):
         return _text(TextGrammar("lark", definition), at)
     try:
         lark = gbnf_to_lark(_ESCAPED.sub(_unescaped, definition))
