@@ -39,3 +39,13 @@ def test_a_repeated_item_is_moved_only_before_its_result() -> None:
         history.call(AssistantCall("c1", "look", "{}"))
         history.result(result)
     assert list(history.items()) == expected
+
+
+def test_a_result_belongs_to_the_newest_call_if_an_id_is_used_again() -> None:
+    history = History()
+    expected: list[Item] = []
+    for name, output in [("shell", "one"), ("read_file", "two"), ("shell", "three")]:
+        history.call(AssistantCall("call_0", name, "{}"))
+        history.result(ToolResult("call_0", name, output))
+        expected += [AssistantCall("call_0", name, "{}"), ToolResult("call_0", name, output)]
+    assert list(history.items()) == expected

@@ -57,6 +57,13 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
         'p?: "a" | null,',
     ),
     "an enum with quotes": ({"enum": ['say "hi"', "back\\slash"]}, r'p?: "say \"hi\"" | "back\\slash",'),
+    "an enum with line breaks and control characters": (
+        {"enum": [",", "\t", "\r\n", "\x85", "\u2028", "\x1b"], "default": "\t"},
+        r'p?: "," | "\t" | "\r\n" | "\u0085" | "\u2028" | "\u001b", // default: "\t"'),
+    "a const with a line break": ({"const": "a\nb"}, r'p?: "a\nb",'),
+    "an object with line breaks in its names": (
+        {"type": "object", "properties": {"a\n}": {"type": "string"}, "b\x85": {"type": "null"}}},
+        'p?: {\n    "a\\n}"?: string,\n    "b\\u0085"?: null,\n    },'),
     "an enum with the string null": ({"enum": ["null", "x"], "nullable": True}, 'p?: "null" | "x" | null,'),
     "an empty enum": ({"type": "string", "enum": []}, "p?: string,"),
     "const": ({"const": "fixed"}, 'p?: "fixed",'),

@@ -191,7 +191,11 @@ class History:
             self._exchange.pop(call.call_id, None)
         pending = _Pending(call, [])
         self._names[call.call_id] = call.name
-        self._exchange.setdefault(call.call_id, deque()).append(pending)
+        same = self._exchange.setdefault(call.call_id, deque())
+        # The id of an answered call is used again: results that follow belong to the new call.
+        if len(same) == 1 and same[0].results:
+            same.clear()
+        same.append(pending)
         self._entries.append(pending)
 
     def has_call(self, call_id: str) -> bool:
@@ -253,8 +257,8 @@ class History:
         if same is None:
             self._entries.append(result)
             return
-        # Some clients give every call of a message the same id. The results are then in the order of the calls, and
-        # surplus results belong to the last call.
+        # Some clients give every call of a message the same id, or use the ids of an earlier message again. The results
+        # are then in the order of the calls, and surplus results belong to the last call.
         (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
     def pop_prefill(self) -> str | None:

@@ -106,5 +106,5 @@ def to_json(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
         raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent; remove it.") from failure
-    # JSON does not escape these two line breaks of TypeScript.
-    return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    # JSON does not escape some control characters and the two line breaks of TypeScript.
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", well_formed(text))

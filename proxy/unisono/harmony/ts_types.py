@@ -6,7 +6,6 @@ contains a block.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias, assert_never
@@ -259,7 +258,7 @@ def without_null(shape: Shape) -> Shape:
 
 def spelled(key: str) -> str:
     """Return the property name `key` in TypeScript: quoted unless it is an identifier."""
-    return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    return key if _IDENTIFIER.fullmatch(key) else to_json(key)
 
 
 def _variants(shapes: Iterable[Shape]) -> Iterator[InlineType | BlockType | ArrayType]:
