@@ -12,7 +12,7 @@ from tests.e2e.surfaces import unisono_object
 from tests.e2e.wires import WIRES
 from tests.mcp.hostile import TOOL, Hostile, answer, text
 
-UNDECLARABLE = {"name": "odd", "inputSchema": {"type": "object", "properties": {"a\nb": {"type": "string"}}}}
+UNDECLARABLE = {"name": "odd", "inputSchema": {"type": "object", "properties": {"a" * 300: {"type": "string"}}}}
 BAD_NAME = {"name": "line\nbreak", "inputSchema": {"type": "object"}}
 RUN = {"unisono": {"run_tools": True}}
 

@@ -245,7 +245,7 @@ async def test_servers_are_listed_concurrently() -> None:
 
 
 async def test_only_an_invalid_tool_is_left_out() -> None:
-    odd = replace(tool("docs", "odd"), schema={"type": "object", "properties": {"a\nb": {"type": "string"}}})
+    odd = replace(tool("docs", "odd"), schema={"type": "object", "properties": {"a" * 300: {"type": "string"}}})
     talk = Talk([call("docs__odd"), ANSWER], Servers({"docs": (odd, tool("docs", "search"))}))
     events, report = await talk.events()
     assert report.recoveries == ["tool-left-out", "unknown-tool"]
