@@ -10,6 +10,9 @@ import pytest
 
 # End-to-end tests that combine whole and streamed answers with another parameter run one case in three.
 STREAMED_ONE_IN = 3
+# In these folders, in which a case starts servers or applications, tests with at least so many cases run every second.
+SLOW_FOLDERS = frozenset({"adapters", "api", "cli", "contract", "e2e", "engine", "mcp", "passthrough", "store", "web"})
+MANY_CASES = 4
 
 
 def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
@@ -19,20 +22,20 @@ def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if _one_in(item, one_in) > 1:
+        if getattr(item, "callspec", None) is not None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for group in cases.values():
         # In the order of a checksum: every n-th case would always have the same value of one parameter.
         group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in group[-(-len(group) // _one_in(group[0], one_in)) :]:
+        for item in group[-(-len(group) // _one_in(group, one_in)) :]:
             item.add_marker(pytest.mark.slow)
 
 
-def _one_in(item: pytest.Item, default: int) -> int:
+def _one_in(group: Sequence[pytest.Item], default: int) -> int:
+    item = group[0]
     if mark := item.get_closest_marker("sampled"):
         return int(mark.kwargs["one_in"])
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return 1
-    combined = "stream" in callspec.params and len(callspec.params) > 1
-    return max(default, STREAMED_ONE_IN if combined and "e2e" in item.path.parts else 1)
+    parameters: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
+    if "e2e" in item.path.parts and "stream" in parameters and len(parameters) > 1:
+        return max(default, STREAMED_ONE_IN)
+    return max(default, 2 if len(group) >= MANY_CASES and not SLOW_FOLDERS.isdisjoint(item.path.parts) else 1)
