@@ -232,7 +232,10 @@ async def ids() -> AsyncIterator[tuple[Gateway, FakeVllm]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def text() -> AsyncIterator[tuple[Gateway, FakeMlxServer]]:
-    async with FakeMlxServer(text=ANSWER) as fake, gateway(config_of(f"mlx_server@{fake.url}")) as running:
+    async with (
+        FakeMlxServer(text=ANSWER) as fake,
+        gateway(config_of(f"mlx_server@{fake.url}", unisono=SETTINGS)) as running,
+    ):
         yield running, fake
 
 
