@@ -117,7 +117,7 @@ BAD_FRAMES: dict[str, tuple[str | bytes | dict[str, Any], int, str, str | None]]
     "truncated JSON": (orjson.dumps(CREATE).decode()[:-5], 400, "invalid_value", None),
     "a list": ("[]", 400, "invalid_value", None),
     "binary": (orjson.dumps(CREATE), 400, "invalid_value", None),
-    "JSON too deep": (DEEP, 400, "invalid_value", None),
+    "JSON too deep": (DEEP, 400, "invalid_value", "input.0"),
     "too many values": ('{"a":[' + "1," * 600_000 + "1]}", 400, "invalid_value", None),
     "an input of 600,000 spaces": ({**CREATE, "input": " " * 600_000}, 400, "invalid_value", "input"),
     "a lone surrogate": ('{"type":"response.create","model":"gpt-oss","input":"\\ud800"}', 400, "invalid_value", None),
