@@ -22,9 +22,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
+from unisono.core.deployments import DeploymentState
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.redaction import passwords_of
-from unisono.server.startup_screen import curl_line
+from unisono.server.startup_screen import STATES, curl_line
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))
 KEY = "sk-planted-canary"
@@ -77,12 +78,13 @@ class RunningGateway:
 
 @contextmanager
 def running_gateway(
-    tmp_path: Path, url: str, *arguments: str, api_key: str | None = None, **sections: Any
+    tmp_path: Path, url: str, *arguments: str, api_key: str | None = None, has_shadow: bool = False, **sections: Any
 ) -> Iterator[RunningGateway]:
     config = tmp_path / "config.json"
     params = {"model": "vllm/tiny", "api_base": url, "api_key": api_key}
     model = {"model_name": "gpt-oss-test", "litellm_params": params}
-    config.write_text(json.dumps({"model_list": [model], **sections}))
+    shadows = [{**model, "unisono": {"shadow": "vllm-1"}}] if has_shadow else []
+    config.write_text(json.dumps({"model_list": [model, *shadows], **sections}))
     command = [UNISONO, "serve", "--port", "0", "--config", str(config), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -106,11 +108,16 @@ def send_chat(url: str, *, stream: bool = False) -> Any:
     return urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=TIMEOUT_S)
 
 
+def test_the_screen_describes_every_state() -> None:
+    assert STATES.keys() == set(DeploymentState)
+
+
 @pytest.mark.slow
 def test_the_curl_command_on_the_screen_works(tmp_path: Path) -> None:
-    with BackendThread() as fake, running_gateway(tmp_path, fake.url) as gateway:
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url, has_shadow=True) as gateway:
         assert "gpt-oss-test" in gateway.screen
         assert "vllm-1: ready" in gateway.screen
+        assert "vllm-2: shadow" in gateway.screen
         (line,) = [line for line in gateway.lines if line.strip().startswith("curl ")]
         response = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
         assert json.loads(response.stdout)["choices"][0]["message"]["content"].startswith("word word")

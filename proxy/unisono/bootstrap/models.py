@@ -17,6 +17,7 @@ from unisono.api.passthrough_routes import FindWay
 from unisono.bootstrap.stored_models import StoredModels
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
+from unisono.core.deployments import DeploymentState
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode, ServedName
 from unisono.engine.request import ForbiddenTools
@@ -138,7 +139,7 @@ def readiness(pool: RoutingPool, upkeep: Upkeep, *, unaccounted: int = 0) -> Rea
     if unaccounted:
         reasons.append("usage_unaccounted")
     for status in pool.status():
-        models[status.model] = models.get(status.model, False) or status.state == "ready"
+        models[status.model] = models.get(status.model, False) or status.state == DeploymentState.READY
         if status.reason:
             reasons.append(status.reason)
     return Readiness(models, reasons)

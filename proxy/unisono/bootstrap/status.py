@@ -14,13 +14,12 @@ from typing import Any
 from unisono import __version__
 from unisono.config import Config, ModelRegistry, ServedModel
 from unisono.core.access import Caller
+from unisono.core.deployments import DeploymentState
 from unisono.core.frozen import dataclass
 from unisono.core.recovery_rules import RULES
 from unisono.observe.recent_stats import RecentStats
 from unisono.routing.pool import RoutingPool
 from unisono.routing.status import DeploymentStatus
-
-READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Overview:
             "model": group.name,
             "mode": group.mode,
             "context": self.pool.context(group.name),
-            "ready": any(member.state == READY for member in members),
+            "ready": any(member.state == DeploymentState.READY for member in members),
         }
         if not whole:
             return model

@@ -1,20 +1,35 @@
-"""Deployments of models as administrators see them."""
+"""States of deployments, and deployments as administrators see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from enum import StrEnum
 from typing import Any
 
 from unisono.core.frozen import dataclass
 from unisono.core.probe import Finding
 
 
+class DeploymentState(StrEnum):
+    """State of a deployment, as it is reported."""
+
+    READY = "ready"
+    RESTING = "resting"  # its circuit is open
+    HALF_OPEN = "half-open"  # the cooldown is over, but too few requests or probes have succeeded since
+    FAILING = "failing"  # the last probe failed
+    UNFIT = "unfit"  # a probe has a fatal finding
+    UNKNOWN = "unknown"  # not probed yet
+    DRAINED = "drained"  # an operator has withdrawn it from use
+    SHADOW = "shadow"  # it repeats requests of another deployment, and its answers are not used
+    QUARANTINED = "quarantined"  # the probabilities of its tokens differ from those of the reference deployment
+
+
 @dataclass(frozen=True, slots=True)
 class ManagedDeployment:
     """One deployment with its settings, without secrets, and its state in this process.
 
-    `state` is a state of `routing.status`, or `invalid` for a stored deployment that is not served. `error` is the
+    `state` is a `DeploymentState`, or `invalid` for a stored deployment that is not served. `error` is the
     reason why the deployment is not ready; empty if it is ready or no reason is known. `checks` are the results of the
     last probe. `is_stored` is False for an entry of the configuration file. `running` is the number of requests in
     progress.

@@ -19,6 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from unisono.core.answer_faults import faults_by_deployment
+from unisono.core.deployments import DeploymentState
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
@@ -307,8 +308,8 @@ class Metrics(Observer):
         open_now: set[tuple[str, str, str]] = set()
         for backend in backends:
             of = (backend.model, backend.name)
-            every.up.series[of].set(int(backend.state == "ready"))
-            every.drained.series[of].set(int(backend.state == "drained"))
+            every.up.series[of].set(int(backend.state == DeploymentState.READY))
+            every.drained.series[of].set(int(backend.state == DeploymentState.DRAINED))
             every.running.series[of].set(backend.running)
             every.claimed.series[of].set(backend.tokens)
             every.foreign.series[of].set(backend.foreign)

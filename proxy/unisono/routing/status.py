@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 
+from unisono.core.deployments import DeploymentState
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.probe import MEANINGS
@@ -19,18 +20,6 @@ from unisono.routing.quality import DeploymentQuality, quality_of
 class DeploymentStatus:
     """Snapshot of one deployment.
 
-    `state` is one of:
-
-    - `ready`
-    - `resting`: its circuit is open
-    - `half-open`: the cooldown is over, but too few requests or probes have succeeded since
-    - `failing`: the last probe failed
-    - `unfit`: a probe has a fatal finding
-    - `unknown`: not probed yet
-    - `drained`: an operator has withdrawn it from use
-    - `shadow`: it repeats requests of another deployment, and its answers are not used
-    - `quarantined`: the probabilities of its tokens differ from those of the reference deployment
-
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed checks
     with their remedies; it contains no address, and may be public. `cause` is for the operator: the message of the last
     failed probe, with the reason of a failed connection.
@@ -42,7 +31,7 @@ class DeploymentStatus:
 
     model: str
     name: str
-    state: str
+    state: DeploymentState
     reason: str = ""
     cause: str = ""
     since_s: float = 0.0
@@ -111,26 +100,26 @@ FAILED: Mapping[BreakerFailure, str] = {
 }
 
 
-def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
+def _state(live: LiveDeployment, now: float) -> tuple[DeploymentState, str, float]:
     """Return the state of a deployment for its status, with the reason and the start time."""
     if live.terms.is_drained:
-        return "drained", "", live.drained_since
+        return DeploymentState.DRAINED, "", live.drained_since
     if live.terms.shadow_of and live.known is not None and live.failure is None:
-        return "shadow", f"of {live.terms.shadow_of}", live.healthy_since
+        return DeploymentState.SHADOW, f"of {live.terms.shadow_of}", live.healthy_since
     if isinstance(live.failure, BackendUnfit) and live.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in live.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)
-        return "unfit", reason, live.failing_since
+        return DeploymentState.UNFIT, reason, live.failing_since
     if (rest := rests_for(live.circuits, now)) is not None:
         kind, circuit = rest
         if circuit.phase(now) is CircuitPhase.OPEN:
-            return "resting", FAILED[kind], circuit.since
+            return DeploymentState.RESTING, FAILED[kind], circuit.since
         if live.failure is None:
-            return "half-open", FAILED[kind], circuit.until
+            return DeploymentState.HALF_OPEN, FAILED[kind], circuit.until
     if live.failure is not None:
-        return "failing", live.failure.code, live.failing_since
+        return DeploymentState.FAILING, live.failure.code, live.failing_since
     if live.known is not None:
         if live.fidelity is not None and live.fidelity.state is FidelityState.QUARANTINED:
-            return "quarantined", f"differs from {live.fidelity.reference}", live.healthy_since
-        return "ready", "", live.healthy_since
-    return "unknown", "not probed yet", live.failing_since
+            return DeploymentState.QUARANTINED, f"differs from {live.fidelity.reference}", live.healthy_since
+        return DeploymentState.READY, "", live.healthy_since
+    return DeploymentState.UNKNOWN, "not probed yet", live.failing_since

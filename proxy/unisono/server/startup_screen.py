@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from unisono.bootstrap.gateway import Gateway
 from unisono.config.environment import MASTER_KEY_VARIABLE
+from unisono.core.deployments import DeploymentState
 
-STATES = {
-    "ready": "ready",
-    "unknown": "not probed yet",
-    "failing": "last probe failed, will be probed again",
-    "resting": "failed too often, in cooldown",
-    "half-open": "recovering from failures",
-    "unfit": "not usable, run `unisono check` for the reason",
-    "drained": "drained, gets no new requests",
+STATES: Final[Mapping[DeploymentState, str]] = {
+    DeploymentState.READY: "ready",
+    DeploymentState.UNKNOWN: "not probed yet",
+    DeploymentState.FAILING: "last probe failed, will be probed again",
+    DeploymentState.RESTING: "failed too often, in cooldown",
+    DeploymentState.HALF_OPEN: "recovering from failures",
+    DeploymentState.UNFIT: "not usable, run `unisono check` for the reason",
+    DeploymentState.DRAINED: "drained, gets no new requests",
+    DeploymentState.SHADOW: "shadow, repeats requests of another deployment",
+    DeploymentState.QUARANTINED: "quarantined, its tokens differ from those of the reference",
 }
 
 
