@@ -191,7 +191,8 @@ class OutputReader:
         if stop is not None:
             reason = FinishReason.STOP
         paused = self.next_step == AnswerDone(paused=True)
-        self.transcript.controller.finish(handed=paused or (self._state.needs_client and self.is_handed_back))
+        handed = paused or (self._state.needs_client and self.is_handed_back)
+        self.transcript.controller.finish(handed=handed, is_stopped=stop is not None)
         # The gateway opened a message for a required call, but the model may have written its answer instead. Then
         # the call is missing, not cut off.
         is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED

@@ -182,9 +182,12 @@ class InterventionController:
         self.tool_naming.reset()
         self.step.header_end = end if edit.header else -1
 
-    def finish(self, *, handed: bool) -> None:
-        """Record unmet requirements. `handed`: the client continues the answer in another request."""
-        self.obligations.finish(has_call=self.step.has_call, handed=handed)
+    def finish(self, *, handed: bool, is_stopped: bool) -> None:
+        """Record unmet requirements.
+
+        `handed`: the client continues the answer in another request. `is_stopped`: a stop string ended the answer.
+        """
+        self.obligations.finish(has_call=self.step.has_call, handed=handed, is_stopped=is_stopped)
 
     # -- prompt edits
 

@@ -255,16 +255,16 @@ class Obligations:
         if self.call is Duty.OWED:
             self.call = Duty.NONE
 
-    def finish(self, *, has_call: bool, handed: bool) -> None:
+    def finish(self, *, has_call: bool, handed: bool, is_stopped: bool) -> None:
         """Record which requirements the finished answer does not meet.
 
         A missing form is not recorded if the client has to act first, because the answer to the next request may have
         the form. With `has_call`, the client has to run a call. With `handed`, the client has to approve a call, or to
-        continue a paused answer.
+        continue a paused answer. It is not recorded either if a stop string of the client ended the answer.
         """
         if self.call is Duty.OWED:
             self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL
-        elif self.form is Duty.OWED and not has_call and not handed:
+        elif self.form is Duty.OWED and not (has_call or handed or is_stopped):
             self.unmet = self.unmet or UNMET_FORM
 
 
