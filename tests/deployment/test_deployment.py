@@ -242,7 +242,7 @@ def test_network_policy_and_ingress_lead_to_the_gateway() -> None:
 
 
 async def test_the_job_creates_the_first_key_once(tmp_path: Path) -> None:
-    """The script of the chart runs against a gateway, twice as after an upgrade."""
+    """The script of the chart runs against a gateway, repeatedly as after upgrades."""
     pod = rendered("everything")["Job"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert pod["automountServiceAccountToken"] is False
@@ -254,7 +254,11 @@ async def test_the_job_creates_the_first_key_once(tmp_path: Path) -> None:
         assert await exit_code(container["args"], {**environ, "UNISONO_MASTER_KEY": "sk-wrong"}) == 1
         again = await running.post("/key/generate", b'{"key_alias": "first"}', **bearing(MASTER))
         assert (await running.get("/v1/models", **bearing(again.body["key"]))).status == 200
-        assert len((await running.get("/key/list", **bearing(MASTER))).body["keys"]) == 1
+        [key] = (await running.get("/key/list", **bearing(MASTER))).body["keys"]
+        # From now on, /key/generate refuses the alias.
+        await running.post("/key/regenerate", json.dumps({"key": key}).encode(), **bearing(MASTER))
+        assert await exit_code(container["args"], environ) == 0
+        assert (await running.get("/key/list", **bearing(MASTER))).body["keys"] == [key]
 
 
 async def exit_code(arguments: list[str], environ: dict[str, str]) -> int:

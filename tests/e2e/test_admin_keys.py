@@ -191,8 +191,13 @@ async def test_regenerated_key_keeps_its_settings(admin: AdminClient) -> None:
     assert (named.status, named.body["token"]) == (200, made["token"])
     assert refused_field(await admin.post(f"/key/{made['token']}/regenerate", key="key_none")) == (400, "key")
     assert refused_field(await admin.post("/key/key_none/regenerate")) == (404, "key")
-    # A repeated creation must not return the first secret.
-    assert (await admin.post("/key/generate", **SETTINGS)).status == 409
+    # A repeated creation must not return the first secret. The error names what identifies the key in the request.
+    assert refused_field(await admin.post("/key/generate", **SETTINGS)) == (400, "key_alias")
+    once = (await admin.post("/key/generate", {"idempotency-key": "one"})).body
+    await admin.made("/key/regenerate", key=once["token"])
+    refused = await admin.post("/key/generate", {"idempotency-key": "one"})
+    assert (refused.status, refused.body["error"]["code"]) == (409, "state_conflict")
+    assert "use another Idempotency-Key" in refused.body["error"]["message"]
 
 
 async def test_regeneration_checks_the_alias_and_the_budget(admin: AdminClient) -> None:

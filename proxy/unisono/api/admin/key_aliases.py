@@ -15,11 +15,11 @@ async def claim_alias(admin: Administration, alias: str, digest: str, key_id: st
     try:
         owner = await admin.claim(f"alias {alias}", digest, key_id)
     except KeyReused:
-        raise _alias_taken(alias) from None
+        raise alias_taken(alias) from None
     if owner != key_id and is_fixed:
-        raise _alias_taken(alias)
+        raise alias_taken(alias)
     if any(key.name == alias and key.id != owner and key.revoked_at is None for key in await admin.store.keys()):
-        raise _alias_taken(alias)
+        raise alias_taken(alias)
     return owner
 
 
@@ -31,9 +31,9 @@ async def check_alias(admin: Administration, alias: str, once: str, user: str | 
     for key in await admin.store.keys():
         is_own = key.once == once or (user is not None and key.user == user)
         if key.name == alias and key.revoked_at is None and not is_own:
-            raise _alias_taken(alias)
+            raise alias_taken(alias)
 
 
-def _alias_taken(alias: str) -> InvalidRequest:
+def alias_taken(alias: str) -> InvalidRequest:
     message = f"'key_alias': another key has the alias '{alias[:64]}'; choose another alias, or update that key."
     return InvalidRequest(message, param="key_alias")

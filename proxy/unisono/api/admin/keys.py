@@ -26,7 +26,7 @@ from unisono.api.admin.administration import (
     page_of,
 )
 from unisono.api.admin.fields import seconds_of
-from unisono.api.admin.key_aliases import claim_alias
+from unisono.api.admin.key_aliases import alias_taken, claim_alias
 from unisono.api.admin.key_lookup import find_key, list_visible
 from unisono.api.admin.key_permissions import check_change, check_new_key
 from unisono.api.admin.key_schema import (
@@ -52,7 +52,7 @@ from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
-from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnsupportedValue
+from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnisonoError, UnsupportedValue
 
 
 async def create_key(admin: Administration, actor: Actor, body: GenerateKey, once: str = "") -> dict[str, Json]:
@@ -60,7 +60,8 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
 
     A request is repeated if it has the same body, and the same Idempotency-Key `once` or key alias. Raises
     `InvalidRequest` if another key has the alias, `KeyReused` if the Idempotency-Key was used with a different body,
-    `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request was changed.
+    `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request with the
+    Idempotency-Key was deleted or got a new secret.
     """
     check_new_key(actor, is_raw=bool(body.raw))
     tenant, user = await _owner(admin, actor, body)
@@ -77,7 +78,10 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
         key_id = await claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
     mint = await admin.mint()
     plaintext = mint.derived(f"{key_id} {once or body.key_alias}") if once or body.key_alias else ""
-    if plaintext and (repeated := await _created_before(admin, mint, key_id, plaintext)) is not None:
+    taken: UnisonoError = alias_taken(body.key_alias or "")
+    if once:
+        taken = StoreConflict("The key of this request was deleted or has a new secret; use another Idempotency-Key.")
+    if plaintext and (repeated := await _created_before(admin, mint, key_id, plaintext, taken)) is not None:
         return repeated
     now = admin.clock()
     new = issued(mint, now, tenant=tenant, key_id=key_id, plaintext=plaintext)
@@ -86,7 +90,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
         return created_answer(admin, replace(new, record=await store_new_key(admin, actor, record, "created")))
     except StoreConflict:
         # The same request was sent twice at the same time.
-        repeated = await _created_before(admin, mint, key_id, plaintext) if plaintext else None
+        repeated = await _created_before(admin, mint, key_id, plaintext, taken) if plaintext else None
         if repeated is None:
             raise
         return repeated
@@ -106,16 +110,18 @@ async def store_new_key(admin: Administration, actor: Actor, record: KeyRecord, 
     return stored
 
 
-async def _created_before(admin: Administration, mint: Mint, key_id: str, plaintext: str) -> dict[str, Json] | None:
+async def _created_before(
+    admin: Administration, mint: Mint, key_id: str, plaintext: str, taken: UnisonoError
+) -> dict[str, Json] | None:
     """Return the answer of the earlier request that created the key, or None.
 
-    Raises `StoreConflict` if the key was deleted or got a new secret since.
+    Raises `taken` if the key was deleted or got a new secret since.
     """
     existing = await admin.store.key(key_id)
     if existing is None:
         return None
     if existing.revoked_at is not None or not key_record_has(existing, mint, plaintext):
-        raise StoreConflict("The key of this request was deleted or has a new secret; use another Idempotency-Key.")
+        raise taken
     return created_answer(admin, Issued(existing, plaintext))
 
 
