@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from unisono.config import Config, Loaded, McpServerSettings, ModelEntry, ModelRegistry, data_folder, load, parse
 from unisono.config.sections import AliasTarget
 from unisono.core.generation import Timeouts
-from unisono.errors import ConfigError, UnknownModel
+from unisono.errors import ConfigError, InvalidRequest, UnknownModel
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 EXAMPLE_ENVIRON = {
@@ -552,13 +552,19 @@ def test_a_requested_name_resolves_to_its_group(
     assert registry(names, **sections).resolve(requested).name == group
 
 
-@pytest.mark.parametrize("requested", ["c", "A", "a ", "*", "", None])
-def test_an_unknown_model_error_lists_the_known_models(requested: str | None) -> None:
+@pytest.mark.parametrize("requested", ["c", "A", "a ", "*"])
+def test_an_unknown_model_error_lists_the_known_models(requested: str) -> None:
     with pytest.raises(UnknownModel) as unknown:
         registry(["a", "b"]).resolve(requested)
     assert unknown.value.param == "model"
-    if requested:
-        assert "a, b" in unknown.value.message
+    assert "a, b" in unknown.value.message
+
+
+@pytest.mark.parametrize("requested", ["", None])
+def test_a_missing_model_is_an_invalid_request(requested: str | None) -> None:
+    with pytest.raises(InvalidRequest) as missing:
+        registry(["a", "b"]).resolve(requested)
+    assert (missing.value.status, missing.value.code, missing.value.param) == (400, "invalid_value", "model")
 
 
 @pytest.mark.parametrize("names", [["gpt-oss-120b", "gpt-oss-20b"], ["qwen"]], ids=["several gpt-oss models", "none"])

@@ -8,7 +8,7 @@ from unisono.app import build
 from unisono.cli.discover import DiscoveredBackend
 from unisono.cli.resolve_config import demo_missing, without_config
 from unisono.config import ModelRegistry
-from unisono.errors import UnknownModel
+from unisono.errors import InvalidRequest
 
 VLLM = DiscoveredBackend("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
 MLX = DiscoveredBackend("mlx_server", "/models/gpt-oss-20b-MXFP4-Q8", "http://127.0.0.1:8080")
@@ -66,7 +66,7 @@ def test_a_discovered_backend_answers_to_any_model_name() -> None:
 def test_a_demo_answers_only_to_its_own_name(missing: str | None, requested: str | None) -> None:
     registry = ModelRegistry(without_config([], missing, {}).loaded.config)
     assert registry.resolve("gpt-oss-demo").name == "gpt-oss-demo"
-    with pytest.raises(UnknownModel):
+    with pytest.raises(InvalidRequest):
         registry.resolve(requested)
 
 

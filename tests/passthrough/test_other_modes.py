@@ -131,8 +131,17 @@ async def test_the_only_model_of_a_mode_needs_no_name() -> None:
             answer = await ask(running, case, model=None)
             assert (answer.status, answer.body["model"]) == (200, "other")
         async with served(model(fake.url, case.mode), model(fake.url, case.mode, name="second")) as running:
-            ambiguous = await ask(running, case, model=None)
-    assert (ambiguous.status, ambiguous.body["error"]["param"]) == (404, "model")
+            for name in (None, ""):
+                ambiguous = (await ask(running, case, model=name)).body["error"]
+                assert (ambiguous["code"], ambiguous["param"]) == ("invalid_value", "model")
+
+
+async def test_a_default_model_of_another_mode_is_named() -> None:
+    settings = {"completion_model": "text"}
+    async with FakeModes() as fake, served(entry(fake.url, name="text"), general_settings=settings) as running:
+        answer = await ask(running, CASES["moderations"], model=None)
+    assert answer.status == 400
+    assert "The model `text` has the mode `chat`" in answer.body["error"]["message"]
 
 
 LISTS = {

@@ -10,7 +10,7 @@ from contextlib import suppress
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import MODES, ModelMode
-from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
+from unisono.errors import InvalidRequest, ModelNotAllowed, UnknownModel, UnsupportedValue
 
 
 def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
@@ -18,14 +18,14 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 
     A key may permit a model by the name in the request, by the model's own name, or by an access group. Raises
     ModelNotAllowed if the key does not permit the model. Raises UnknownModel if the model does not exist; if the key
-    restricts models, ModelNotAllowed is raised then too.
+    restricts models, ModelNotAllowed is raised then too. Raises InvalidRequest if a name is required and missing.
     """
     # A caller with restricted models must not be able to distinguish unknown models from forbidden ones.
     model = None
     try:
         model = catalogue.resolve(name)
     except UnknownModel:
-        if not caller.is_restricted or not name:
+        if not caller.is_restricted:
             raise
     if model is None or (caller.is_restricted and not caller.may_use_model(name, model.name, *model.access_groups)):
         raise ModelNotAllowed(
@@ -56,7 +56,7 @@ def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedMod
     """
     model = allowed_model(catalogue, name, caller)
     if model.mode is not ModelMode.CHAT:
-        raise wrong_mode(name, model.mode)
+        raise wrong_mode(name or model.name, model.mode)
     return model
 
 
@@ -67,14 +67,15 @@ def fallback_model(catalogue: ModelRegistry, name: str, requested: str, caller: 
     because its backend needs the model name in the request. Raises the same errors as `allowed_model`.
     """
     model = allowed_model(catalogue, name, caller)
-    # If the requested model is unknown, the request fails anyway.
-    with suppress(UnknownModel):
+    # If the requested model is unknown or missing, the request fails anyway.
+    mode = model.mode
+    with suppress(InvalidRequest):
         mode = catalogue.resolve(requested).mode
-        if mode is not model.mode:
-            raise UnsupportedValue(
-                f"The model `{name}` has the mode `{model.mode}`, so it cannot be a fallback for a model of the mode "
-                f"`{mode}`; remove it."
-            )
+    if mode is not model.mode:
+        raise UnsupportedValue(
+            f"The model `{name}` has the mode `{model.mode}`, so it cannot be a fallback for a model of the mode "
+            f"`{mode}`; remove it."
+        )
     if "*" in model.name:
         raise UnsupportedValue(
             f"The model `{name}` is configured only by a wildcard, so it cannot be a fallback; remove it."

@@ -64,7 +64,7 @@ def mode_model(catalogue: ModelRegistry, api: Api, name: str, caller: Caller) ->
         name = fitting[0] if len(fitting) == 1 else ""
     model = allowed_model(catalogue, name, caller)
     if model.mode not in MODES[api]:
-        raise wrong_mode(name, model.mode)
+        raise wrong_mode(name or model.name, model.mode)
     sizes = (entry.unisono.max_embedding_batch_size for entry in model.entries)
     # Each entry of the model may answer a part of the inputs, so the smallest limit applies.
     return ModeModel(model.name, min((size for size in sizes if size is not None), default=None))

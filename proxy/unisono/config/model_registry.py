@@ -12,7 +12,7 @@ from unisono.core.fallback_models import NO_FALLBACK_MODELS, FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
-from unisono.errors import ConfigError, ConfigErrors, UnknownModel
+from unisono.errors import ConfigError, ConfigErrors, InvalidRequest, UnknownModel
 
 CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
@@ -125,7 +125,9 @@ class ModelRegistry:
             )
 
     def resolve(self, requested: str | None) -> ServedModel:
-        """Return the model for the name in a request. Raises UnknownModel if there is none.
+        """Return the model for the name in a request.
+
+        Raises UnknownModel if there is no such model, and InvalidRequest if the request needs a name and has none.
 
         The name is looked up as an alias, as an exact name, and with the wildcards, in this order. If nothing matches,
         the default model is used. If there is no default model, a name in `AUXILIARY_NAMES` means the gpt-oss model,
@@ -145,7 +147,8 @@ class ModelRegistry:
         if requested in AUXILIARY_NAMES and self._only_harmony:
             return self._only_harmony
         if not requested:
-            raise UnknownModel("you must provide a model parameter", param="model")
+            # The text and the status are OpenAI's.
+            raise InvalidRequest("you must provide a model parameter", param="model")
         known = ", ".join(name for name, _ in self.listed())
         name = requested[:MAX_NAME_LENGTH]
         raise UnknownModel(f"The model `{name}` does not exist here. Models: {known}.", param="model")
