@@ -117,6 +117,16 @@ async def test_a_failed_deployment_is_replaced_by_another_with_the_same_form() -
     assert first.body == second.body
 
 
+async def test_translations_are_streamed_as_transcriptions_are() -> None:
+    """vLLM streams both."""
+    events = b'data: {"object": "translation.chunk"}\n\n'
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+        async with listening(Refusal(200, events, content_type="text/event-stream")) as (running, fake):
+            answer = await send(running, [*USUAL, ("stream", None, b"true")], path=path)
+        assert (answer.status, answer.raw) == (200, events)
+        assert ("stream", None, b"true") in parts_of(fake.requests[0])
+
+
 async def test_text_and_events_keep_their_media_type() -> None:
     for kind in ("text/plain; charset=utf-8", "text/vtt", "text/event-stream"):
         refusal = Refusal(200, b"data: x\n\n", content_type=kind)
