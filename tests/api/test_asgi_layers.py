@@ -305,6 +305,25 @@ async def test_only_utf8_json_bodies_in_known_codings_are_accepted(headers: list
         assert response.json()["error"]["code"] == "unsupported_media_type"
 
 
+WITHOUT_ENDPOINT: dict[str, tuple[str, str, list[tuple[str, str]], int]] = {
+    "a form for an unknown path": ("POST", "/v1/files", [("content-type", "multipart/form-data; boundary=x")], 404),
+    "a form with a wrong method": ("PUT", "/v1/echo", [("content-type", "multipart/form-data; boundary=x")], 405),
+    "an unknown coding for an unknown path": ("POST", "/v1/files", [("content-encoding", "br")], 404),
+    "a large body for an unknown path": ("POST", "/v1/files", [("content-length", "100000000")], 404),
+    "a large body with a wrong method": ("PATCH", "/v1/echo", [("content-length", "100000000")], 405),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), WITHOUT_ENDPOINT.values(), ids=[*WITHOUT_ENDPOINT])
+async def test_a_missing_endpoint_is_reported_before_faults_of_the_body(
+    method: str, path: str, headers: list[tuple[str, str]], status: int
+) -> None:
+    sent = [BEARER, *dict([("content-length", "7"), *headers]).items()]
+    response = Exchange(keyed_gateway(), method, path, body=[], headers=sent, endless=True)
+    await asyncio.wait_for(response.run(), 1)
+    assert response.status == status
+
+
 async def test_a_request_without_body_needs_no_content_type() -> None:
     assert (await Exchange(keyed_gateway(), "POST", "/v1/cancel", headers=[BEARER]).run()).status == 200
 

@@ -164,7 +164,9 @@ async def test_other_media_types_are_refused() -> None:
     async with listening() as (running, fake):
         json = await send(running, body=b"{}", **{"content-type": "application/json"})
         chat = await send(running, path="/v1/chat/completions")
+        missing = await send(running, path="/v1/files")
     assert (json.status, chat.status) == (415, 415)
+    assert (missing.status, missing.body["error"]["message"]) == (404, "There is no endpoint for POST /v1/files.")
     assert not fake.requests
 
 

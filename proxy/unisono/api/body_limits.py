@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.body_decompression import CODINGS, unpacked_body
 from unisono.api.request_headers import request_headers
+from unisono.api.route_table import has_endpoint
 from unisono.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
@@ -52,7 +53,13 @@ class BodyLimits:
             return self._app(scope, receive, send)
         is_upload = scope["path"] in UPLOAD_PATHS
         max_bytes, deadline_s = self._limits[is_upload]
-        coding = _check_headers(scope, max_bytes, is_upload=is_upload)
+        try:
+            coding = _check_headers(scope, max_bytes, is_upload=is_upload)
+        except (BodyTooLarge, UnsupportedMediaType):
+            if has_endpoint(scope):
+                raise
+            # The fault is the path or the method. The application answers with 404 or 405, without reading the body.
+            return self._app(scope, receive, send)
         arrived = scope.get("state", {}).get(ARRIVED_BYTES)
         if not coding and arrived is not None and arrived <= max_bytes:
             # The whole body has arrived and is small enough, so no deadline and no count is necessary.

@@ -282,6 +282,11 @@ def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", ""))
 
 
+def has_endpoint(scope: Scope) -> bool:
+    """Return True if the application has a route for the path and the method of a request."""
+    return any(route.matches(scope)[0] is Match.FULL for route in getattr(scope.get("app"), "routes", ()))
+
+
 def requested_route(scope: Scope) -> str:
     """Return the path template that matches a request which a layer refused, "" if none matches."""
     for route in getattr(scope.get("app"), "routes", ()):
