@@ -347,6 +347,9 @@ async def test_configured_body_limit_and_cors_origins_apply() -> None:
     assert (await chat(app, padding="x" * 100)).status == 413
     shared = await Exchange(app, "GET", "/v1/models", headers=[("origin", "https://a.example")]).run()
     assert shared.headers["access-control-allow-origin"] == "https://a.example"
+    asked = [("origin", "https://a.example"), ("access-control-request-method", "PATCH")]
+    preflight = await Exchange(app, "OPTIONS", "/model/x/update", headers=asked).run()
+    assert preflight.headers["access-control-allow-methods"] == "DELETE, GET, HEAD, PATCH, POST"
 
 
 async def test_a_request_is_rejected_as_overloaded_when_slots_and_queue_are_full() -> None:

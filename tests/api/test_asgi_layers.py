@@ -15,13 +15,17 @@ from starlette.types import Message
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.allowed_clients import is_local_host_header
+from unisono.api.answer_headers import limit_headers
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json
 from unisono.api.body_limits import ARRIVED_BYTES
+from unisono.api.cors import EXPOSED
 from unisono.api.disconnects import until_disconnect
 from unisono.api.fastapi_app import register
+from unisono.api.openapi import HEADERS
 from unisono.core.access import Caller
+from unisono.core.quotas import KeyLimits, QuotaStatus
 from unisono.errors import NotAuthenticated
 
 KEY = "sk-right"
@@ -272,8 +276,15 @@ async def test_a_listed_origin_gets_cors_headers_and_preflight_responses() -> No
     preflight = await Exchange(app, "OPTIONS", "/v1/echo", headers=preflight_headers).run()
     assert preflight.status == 204
     assert preflight.headers["access-control-allow-headers"] == "x-stainless-os"
+    assert preflight.headers["access-control-allow-methods"] == "GET, POST"
     other = await post(app, BEARER, ("origin", "https://other.example.com"))
     assert ALLOWED not in other.headers
+
+
+def test_a_web_page_can_read_all_documented_headers() -> None:
+    limits = QuotaStatus(limits=KeyLimits(rpm=1, tpm=1), requests_left=1, tokens_left=1)
+    # A web page cannot use a challenge.
+    assert {*HEADERS, *limit_headers(limits)} - {"www-authenticate"} <= {*EXPOSED.split(", ")}
 
 
 # Bodies

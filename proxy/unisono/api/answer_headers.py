@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Final
 
 from unisono.api.unisono_object import answer_origin, to_recoveries
 from unisono.core.quotas import QuotaStatus
 from unisono.engine.request import GenerationReport
+
+LIMIT_HEADERS: Final = tuple(
+    f"x-ratelimit-{fact}-{name}" for name in ("requests", "tokens") for fact in ("limit", "remaining", "reset")
+)
 
 
 def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:

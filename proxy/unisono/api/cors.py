@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unisono.api.answer_headers import LIMIT_HEADERS
+from unisono.api.error_responses import NO_RETRY_HEADER
 from unisono.api.request_headers import header_values
+from unisono.api.route_table import ANSWER_HEADERS, all_methods
 
-# Headers that a web page may read.
-EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries, "
-EXPOSED += "x-unisono-notes"
+# Headers that a web page may read: those that the vendors' SDKs read, and those on the pages of the documentation.
+EXPOSED: Final = ", ".join(
+    ("x-request-id", "request-id", "retry-after", NO_RETRY_HEADER[0], *ANSWER_HEADERS, *LIMIT_HEADERS)
+)
 
 
 class Cors:
@@ -48,7 +53,8 @@ class Cors:
         requested_headers = ", ".join(header_values(scope, b"access-control-request-headers"))
         headers = [
             (b"access-control-allow-origin", origin.encode("latin-1")),
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            # The methods of all routes, so that a page can read the 404 or 405 of any path.
+            (b"access-control-allow-methods", ", ".join(all_methods(scope)).encode("latin-1")),
             (
                 b"access-control-allow-headers",
                 (requested_headers or "authorization, content-type, x-api-key, api-key").encode("latin-1"),

@@ -282,6 +282,12 @@ def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", ""))
 
 
+def all_methods(scope: Scope) -> list[str]:
+    """Return the methods of all routes of the application."""
+    routes = getattr(scope.get("app"), "routes", ())
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+
+
 def has_endpoint(scope: Scope) -> bool:
     """Return True if the application has a route for the path and the method of a request."""
     return any(route.matches(scope)[0] is Match.FULL for route in getattr(scope.get("app"), "routes", ()))
