@@ -11,7 +11,7 @@ import pytest
 from tests.contract.state import EVERY_ITEM, answered, conversation, fresh, response, said
 from tests.contract.stores import SMALL, StoreFactory
 from unisono.core.state_store import BackgroundRun, LogWrite, Status
-from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge
+from unisono.errors import ConversationConflict, KeyReused, NotFound, StoreConflict, StoreTooLarge
 
 
 async def test_stored_conversation_is_read_unchanged(factory: StoreFactory) -> None:
@@ -114,7 +114,7 @@ async def test_only_one_of_concurrent_appends_succeeds(factory: StoreFactory) ->
         *(stores[number % len(stores)].append("ann", chat.id, turn, revision=0) for number, turn in enumerate(turns)),
         return_exceptions=True,
     )
-    assert Counter(map(type, results)) == {int: 1, StoreConflict: 19}
+    assert Counter(map(type, results)) == {int: 1, ConversationConflict: 19}
     stored = next(turn for turn, result in zip(turns, results, strict=True) if result == 1)
     assert await stores[0].conversation_items("ann", chat.id) == stored
 
@@ -154,8 +154,9 @@ async def test_only_the_lease_holder_can_write(factory: StoreFactory) -> None:
         other.delete_conversation("ann", chat.id),
         other.create("ann", running),
     ):
-        with pytest.raises(StoreConflict):
+        with pytest.raises(ConversationConflict, match="has a response in progress") as refused:
             await write
+        assert refused.value.param == "conversation"
     await store.create("ann", running, lease=lease)
     assert await store.append("ann", chat.id, [said("mine")], lease=lease) == 1
     await store.release(lease)

@@ -305,13 +305,12 @@ async def test_a_conversation_accepts_one_response_at_a_time(harness: Line, stre
     first = asyncio.create_task(harness.responds(stream=stream, conversation=conversation))
     await harness.fake.asked()
     for other_stream in (False, True):
-        refusal(
-            await harness.post(conversation=conversation, stream=other_stream), 409, "conversation", "state_conflict"
-        )
+        answer = await harness.post(conversation=conversation, stream=other_stream)
+        refusal(answer, 409, "conversation", "state_conflict")
     added = await harness.made(f"/conversations/{conversation}/items", items=[{"role": "user", "content": "u"}])
-    refusal(added, 409)
+    assert (added.status, added.body) == (409, answer.body)
     async with harness.gateway.session.delete(f"{harness.gateway.url}/v1/conversations/{conversation}") as deleted:
-        assert deleted.status == 409
+        assert (deleted.status, await deleted.json()) == (409, answer.body)
     response = await first
     assert [item["id"] for item in (await harness.items(conversation))[1:]] == [
         item["id"] for item in response["output"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
+from unisono.errors import ConversationConflict, KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
 from unisono.store.codec import StateLimits
 
 REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
@@ -15,8 +15,8 @@ REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
         StoreConflict,
         "this process no longer holds the lease: another process took it over, or the response was cancelled",
     ),
-    "busy": (StoreConflict, "another response is in progress for this conversation; try again when it has ended"),
-    "changed": (StoreConflict, "the conversation was changed by another request; read it again and retry"),
+    "busy": (ConversationConflict, ConversationConflict.IN_USE),
+    "changed": (ConversationConflict, "The conversation was changed by another request; read it again and retry."),
     "repeated": (StoreConflict, "the conversation already has an item with this id"),
     "gap": (StoreConflict, "the stored log ends before the position of this write"),
     "differs": (StoreConflict, "the stored log differs from this write"),

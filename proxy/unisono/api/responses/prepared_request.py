@@ -16,7 +16,6 @@ from starlette.requests import Request
 
 from unisono.api.body import off_loop
 from unisono.api.compacting import start_answer
-from unisono.api.field_types import shortened
 from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
@@ -41,7 +40,7 @@ from unisono.core.state_store import Lease, Status
 from unisono.core.tools import ToolServer
 from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, GenerationStream
-from unisono.errors import StoreConflict
+from unisono.errors import ConversationConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,8 @@ async def prepare_request(
 ) -> AsyncIterator[PreparedRequest]:
     """Prepare `request`, and hold the lease of its conversation until the block ends.
 
-    Raises an UnisonoError if the request is invalid or its state is missing, and StoreConflict if the conversation has
-    another response in progress.
+    Raises an UnisonoError if the request is invalid or its state is missing, and ConversationConflict if the
+    conversation has another response in progress.
     """
     identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     # The lease is acquired before the conversation is read, so that no other response can append to it in between.
@@ -170,17 +169,10 @@ async def prepare_request(
         raise no_conversation(request.conversation.id)
     async with hold_lease(deps, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
-            raise busy(request.conversation.id)
+            raise ConversationConflict
         prepared = await _prepare_request(deps, sender, request, model, response_id, size, read_prior_state, lease)
         async with prepared.approvals.hold():
             yield prepared
-
-
-def busy(conversation_id: str) -> StoreConflict:
-    return StoreConflict(
-        f"The conversation '{shortened(conversation_id)}' has a response in progress; try again when it has ended.",
-        param="conversation",
-    )
 
 
 async def _prepare_request(

@@ -21,13 +21,14 @@ from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
-from unisono.api.responses.prepared_request import Sender, assembled, busy, check_store
+from unisono.api.responses.prepared_request import Sender, assembled, check_store
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
 from unisono.errors import (
     BackendOverloaded,
+    ConversationConflict,
     InvalidRequest,
     NotFound,
     StoreConflict,
@@ -99,7 +100,7 @@ class BackgroundRunner:
         anchor = anchor_of(request, response_id)
         lease = await acquire_soon(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
         if lease is None:
-            raise busy(anchor)
+            raise ConversationConflict
         try:
             # Renewed, because hooks and limits may delay the start for longer than the lease duration.
             async with renewed(self._deps, lease):
