@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,11 +129,12 @@ async def test_a_client_that_leaves_stalled_audio_frees_the_backend() -> None:
 
 
 @pytest.mark.parametrize("fault", [ends_at(2, Close()), ends_at(2, Reset())], ids=["closed", "reset"])
-async def test_an_answer_that_breaks_off_does_not_look_complete(fault: Fault) -> None:
+async def test_an_answer_that_breaks_off_does_not_look_complete(fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     async with speaking(faults=[fault]) as (running, _), speech(running) as response:
         assert response.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_client_disconnect_ends_the_backend_request() -> None:

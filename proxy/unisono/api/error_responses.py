@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from unisono.api.answer_headers import limit_headers
-from unisono.api.json_response import to_whole
+from unisono.api.json_response import BODY_WRITER, BodyWriter, to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.engine.request import GenerationReport
@@ -281,9 +281,16 @@ class ErrorResponses:
                 # After the start of a response, FastAPI raises a different exception instead of ClientGone.
                 return
             failure = failure_of(error)
-            if has_started:
+            if not has_started:
+                await to_response(failure, scope)(scope, receive, send)
+                return
+            state = scope.get("state", {})
+            writer: BodyWriter | None = state.get(BODY_WRITER)
+            if writer is None or failure is not error:
                 raise
-            await to_response(failure, scope)(scope, receive, send)
+            # The layer that failed has logged the failure. The server would log a traceback for an exception.
+            state[ERROR_CODE] = failure.code
+            writer.abort()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         last, is_client_gone = "", False

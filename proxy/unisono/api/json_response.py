@@ -33,6 +33,10 @@ class BodyWriter(Protocol):
 
     def write(self, body: bytes) -> None: ...
 
+    def abort(self) -> None:
+        """Close the connection before the body is complete."""
+        ...
+
 
 RawHeaders: TypeAlias = list[tuple[bytes, bytes]]
 

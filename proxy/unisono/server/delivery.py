@@ -137,6 +137,11 @@ class ChunkWriter:
     def write(self, body: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
+    def abort(self) -> None:
+        # Otherwise, uvicorn would log an error because the response is incomplete.
+        self._cycle.disconnected = True
+        self._cycle.transport.close()
+
 
 def chunk_writer(send: Send) -> ChunkWriter | None:
     """Return a writer for the response of `send`; None if uvicorn did not create `send`."""
