@@ -447,12 +447,16 @@ async def test_both_kinds_of_deployment_share_the_request_timeout(stream: bool) 
 SURFACES = {
     "responses/input_tokens": {"input": "Hi"},
     "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+    "messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "completions": {"prompt": "a"},
 }
 
 
 @pytest.mark.parametrize("path", SURFACES)
 async def test_other_endpoints_refuse_a_pass_through_model(path: str) -> None:
-    async with passed() as (running, fake):
-        answer = await running.post(f"/v1/{path}", json.dumps({"model": "other", **SURFACES[path]}).encode())
-    assert (answer.status, "pass-through model" in answer.body["error"]["message"]) == (400, True)
+    raw = {"raw_completions": True}
+    async with FakeOpenAi(ANSWER) as fake, served(entry(fake.url, name="local/*"), unisono=raw) as running:
+        answer = await running.post(f"/v1/{path}", json.dumps({"model": "local/q", **SURFACES[path]}).encode())
+    assert answer.status == 400
+    assert "The pass-through model `local/q` supports only" in answer.body["error"]["message"]
     assert fake.requests == []

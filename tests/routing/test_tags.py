@@ -112,8 +112,8 @@ async def test_fallbacks_are_filtered_by_tags_too() -> None:
 
 async def test_tags_that_no_deployment_has_are_an_error() -> None:
     pool = await pool_of({"m": TEAMS}, RoutingRules(tags=ANY))
-    with pytest.raises(UnsupportedValue) as caught:
-        pool.route(asking(tags=("other",)))
+    with pytest.raises(UnsupportedValue, match="`an alias of m`") as caught:
+        pool.route(asking(tags=("other",), model="an alias of m"))
     assert caught.value.param == "tags"
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
-from unisono.core.passthrough_request import MODES, ModelMode
+from unisono.core.passthrough_request import MODES, AnswerMode, ModelMode
 from unisono.errors import InvalidRequest, ModelNotAllowed, UnknownModel, UnsupportedValue
 
 
@@ -57,6 +57,21 @@ def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedMod
     model = allowed_model(catalogue, name, caller)
     if model.mode is not ModelMode.CHAT:
         raise wrong_mode(name or model.name, model.mode)
+    return model
+
+
+def engine_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
+    """Return the model for the name in a request that only the engine can answer.
+
+    Raises UnsupportedValue if neither the model nor a fallback model is a gpt-oss model, and the same errors as
+    `text_model`.
+    """
+    model = text_model(catalogue, name, caller)
+    if catalogue.answer_mode(model, caller.routing) is AnswerMode.PASSTHROUGH:
+        raise UnsupportedValue(
+            f"The pass-through model `{(name or model.name)[:256]}` supports only Chat Completions and Responses.",
+            param="model",
+        )
     return model
 
 

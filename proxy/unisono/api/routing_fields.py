@@ -72,6 +72,7 @@ class RoutingFields:
             num_retries=next(iter(retries), None),
             tags=tuple(dict.fromkeys(_tags(body, tags))) if self.filters_tags else (),
             deployment=deployment,
+            model=model[:MAX_MODEL_LENGTH] if isinstance(model := body.get("model"), str) else "",
         )
 
     def without(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from os import urandom
 from starlette.datastructures import State
 from starlette.routing import BaseRoute
 
-from unisono.access.model_access import text_model
+from unisono.access.model_access import engine_model
 from unisono.api.gateway_tools import RunnableTools
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.messages.routes import MESSAGES, MessagesDeps
@@ -42,9 +42,9 @@ def messages_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
 def messages_model(gateway: Gateway, name: str, caller: Caller) -> MessagesModel:
     """Return the settings of a model for the Messages API.
 
-    Raises the same errors as `text_model`.
+    Raises the same errors as `engine_model`.
     """
-    model = text_model(gateway.catalogue, name, caller)
+    model = engine_model(gateway.catalogue, name, caller)
     setup, labels = gateway.parts.server_tools.value, model.settings.mcp_servers
     servers = setup.rules.for_model(labels).for_caller(caller)
     return MessagesModel(

@@ -13,7 +13,7 @@ from os import urandom
 from starlette.datastructures import State
 from starlette.routing import BaseRoute
 
-from unisono.access.model_access import allowed_model, permitted_name, text_model, wrong_mode
+from unisono.access.model_access import allowed_model, engine_model, permitted_name, wrong_mode
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute, RawModel
 from unisono.api.modes.inbound import ModeModel
 from unisono.api.modes.routes import OTHER_MODES, RERANK_V2, ModeRoute
@@ -47,9 +47,9 @@ def other_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
 def raw_model(catalogue: ModelRegistry, rules: Rules, name: str, caller: Caller) -> RawModel:
     """Return the settings of a model for prompts that are not rendered.
 
-    Raises the same errors as `text_model`.
+    Raises the same errors as `engine_model`.
     """
-    model = text_model(catalogue, name, caller)
+    model = engine_model(catalogue, name, caller)
     return RawModel(model.name, rules[model.name])
 
 

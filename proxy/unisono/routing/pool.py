@@ -176,16 +176,17 @@ class RoutingPool:
     def _without_deployments(self, request: RouteRequest, ruled_out: int) -> UnisonoError:
         """Return the error for a request whose tags or deployment name rule out all deployments."""
         other = (self._harmony if request.is_passthrough else self._passthrough).get(request.model)
+        name = request.requested.model or request.model
         if request.has_both_kinds and other is not None and _is_usable(other, ruled_out):
             return BackendUnavailable("No backend is available for this model and these tags; try again later.")
         if chosen := request.requested.deployment:
             return InvalidRequest(
-                f"'{DEPLOYMENT_HEADER}': the model `{request.model}` has no deployment '{chosen[:64]}' that can answer "
-                "this request.",
+                f"'{DEPLOYMENT_HEADER}': the model `{name}` has no deployment '{chosen[:64]}' that can answer this "
+                "request.",
                 param=DEPLOYMENT_HEADER,
             )
         return UnsupportedValue(
-            f"No deployment of the model `{request.model}` has the tags of this request; change 'tags'.", param="tags"
+            f"No deployment of the model `{name}` has the tags of this request; change 'tags'.", param="tags"
         )
 
     @property

@@ -289,7 +289,8 @@ async def test_every_route_accepts_openais_include_values(api: ConversationsApi,
     assert (await api.ask("GET", f"{path}/{item['id']}", **known)).json() == item
     assert (await add(api, conversation, HELLO, **known)).status == 200
     for method, where, json in (("GET", f"{path}/{item['id']}", None), ("POST", path, {"items": [HELLO]})):
-        error_message(await api.ask(method, where, json, **unknown), 400, "include")
+        text = error_message(await api.ask(method, where, json, **unknown), 400, "include")
+        assert text.count("message.output_text.logprobs") == 1
     assert len(await api.items(conversation)) == 2
 
 
@@ -452,7 +453,7 @@ async def test_an_output_is_refused_after_too_many_concurrent_appends(contended_
     api = ConversationsApi(contended_store)
     conversation = await api.create(CALL)
     contended_store.before_append = contended_store.append_other
-    error_message(await add(api, conversation, OUTPUT), 409)
+    error_message(await add(api, conversation, OUTPUT), 409, "conversation")
     assert contended_store.appends == TRIES
     assert [item.meaning[0] for item in (await stored_items(api, conversation))[1:]] == [
         UserMessage("another's")
@@ -490,5 +491,5 @@ async def test_a_response_started_concurrently_is_a_conflict(contended_store: Co
     api = ConversationsApi(contended_store)
     conversation = await api.create(CALL)
     contended_store.before_append = lambda conversation: contended_store.acquire("ann", conversation, "a run", 60)
-    error_message(await add(api, conversation, OUTPUT), 409)
+    error_message(await add(api, conversation, OUTPUT), 409, "conversation")
     assert contended_store.appends == 1

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from unisono.api.answer_types import ABSENT
 from unisono.api.field_types import FieldInput, QueryModel, invalid_field
-from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
+from unisono.api.responses.schema import INCLUDABLE
 
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
@@ -39,7 +39,7 @@ def _to_flag(value: Any) -> bool:
     raise invalid_field("must be true or false")
 
 
-Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE, LOGPROBS]})]
+Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 Limit = Annotated[int, BeforeValidator(_to_limit), FieldInput(Annotated[int, Field(ge=1, le=MAX_PAGE)])]
 EventNumber = Annotated[
     int, BeforeValidator(_to_event), FieldInput(Annotated[int, Field(ge=0, lt=10**MAX_EVENT_DIGITS)])
@@ -63,8 +63,8 @@ class ItemQuery(QueryModel):
     @classmethod
     def _includable(cls, value: list[str]) -> list[str]:
         for name in value:
-            if name not in INCLUDABLE and name != LOGPROBS:
-                raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join((*INCLUDABLE, LOGPROBS))}")
+            if name not in INCLUDABLE:
+                raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
         return value
 
 
