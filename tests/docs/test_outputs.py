@@ -8,18 +8,22 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from tests.docs.pages import ROOT, blocks
+from unisono.access.keys import LOCAL_TENANT
+from unisono.api.error_responses import to_body, with_attempts
 from unisono.api.usage import to_usage
 from unisono.cli import main
 from unisono.cli.agent_configs import PROGRAMS, GatewayTarget
 from unisono.config import imported
 from unisono.core.access import Caller
 from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
+from unisono.errors import BackendUnavailable
 from unisono.store import open_store
 
 DOCS = ROOT / "docs"
@@ -77,6 +81,46 @@ def test_a_command_prints_the_output_on_its_page(page: str, commands: list[str],
     for words, output in found:
         result = CliRunner().invoke(main, [str(config) if word == "config.yaml" else word for word in words])
         assert masked(result.output) == masked(output)
+
+
+def outputs(page: str, beginning: str) -> list[tuple[str, str]]:
+    """Return each command on a page that begins with `beginning`, with the output in the next block."""
+    text = (DOCS / page).read_text()
+    return re.findall(rf"^```sh\n({re.escape(beginning)}[^\n]*)\n```\n\n```\n(.*?)^```$", text, re.M | re.S)
+
+
+def test_the_keys_of_the_guide_are_created_by_its_commands(config: Path) -> None:
+    page = "guides/team-keys.md"
+    run = [*outputs(page, "unisono keys create"), *outputs(page, "KEY=$(unisono keys create")]
+    for command, output in run:
+        words = shlex.split(command.removeprefix("KEY=$(").rstrip(")"))[1:]
+        result = CliRunner().invoke(main, [str(config) if word == "config.yaml" else word for word in words])
+        printed = result.stderr if command.startswith("KEY=") else result.output
+        assert masked(printed) == masked(output)
+    [(_, listed)] = outputs(page, "unisono keys list")
+    result = CliRunner().invoke(main, ["keys", "list", "--config", str(config)])
+    assert sorted(masked(result.output).splitlines()) == sorted(masked(listed).splitlines())
+
+
+def test_the_first_line_of_the_tool_server_on_the_page_is_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(command, output)] = outputs("tools.md", "unisono mcp serve browser")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("It is 42.")
+    monkeypatch.chdir(tmp_path)
+    remarks: list[str] = []
+    # The name `unisono.cli.mcp` is that of the command.
+    monkeypatch.setattr(import_module("unisono.cli.mcp"), "_serve", lambda _server, lines, **_: remarks.extend(lines))
+    CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
+    assert remarks == output.splitlines()[:1]
+
+
+def test_the_error_in_the_guide_is_current() -> None:
+    error = BackendUnavailable("the backend cannot be reached")
+    error.attempts = (("vllm-1", error.code),)
+    body = json.dumps(to_body(with_attempts(error, Caller(LOCAL_TENANT))), separators=(",", ":"))
+    assert body in (DOCS / "guides" / "request-history.md").read_text()
 
 
 def test_the_usage_on_the_page_is_current() -> None:
