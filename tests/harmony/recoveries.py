@@ -181,7 +181,6 @@ BOUNDARIES: dict[str, Case] = {
         '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}' + OK,
         (F("ok"),),
         ("header-without-message", "unfinished-call"),
-        cut=True,
     ),
     # mlx-lm#875
     "an invented result": Case(
@@ -403,7 +402,6 @@ HEADERS: dict[str, Case] = {
         '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}<|channel|>final<|message|>ok<|return|>',
         (F("ok"),),
         ("header-without-message", "unfinished-call", "missing-start"),
-        cut=True,
     ),
     "no markup, then a channel": Case(
         "Hello there. <|channel|>final<|message|>ok<|return|>",
@@ -501,7 +499,6 @@ RECIPIENTS: dict[str, Case] = {
         "<|channel|>commentary TO=functions.f<|message|>{}" + OK,
         (F("ok"),),
         ("recipient-spelling", "unfinished-call", "missing-end"),
-        cut=True,
     ),
     "text to a loose recipient, cut": Case(
         "<|channel|>final TO=functions.f<|message|>Hel", (F("Hel"),), ("stray-header-words",), finish="length"
@@ -558,6 +555,24 @@ BODIES: dict[str, Case] = {
         '<|channel|>commentary to=functions.f<|message|>{"a":1}' + OK,
         (F("ok"),),
         ("unfinished-call", "missing-end"),
+    ),
+    # The answer or the call after an abandoned call is complete, so the output was not cut off.
+    "a call cut by another channel": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":1}<|channel|>final<|message|>ok<|return|>',
+        (F("ok"),),
+        ("unfinished-call", "missing-end"),
+    ),
+    "a call cut by another call": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":<|start|>assistant' + ASK,
+        (C("f"),),
+        ("unfinished-call", "missing-end"),
+    ),
+    "two calls cut off": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":<|start|>assistant'
+        '<|channel|>commentary to=functions.f<|message|>{"a":',
+        (),
+        ("unfinished-call", "missing-end"),
+        finish="length",
         cut=True,
     ),
     "half a call": Case(

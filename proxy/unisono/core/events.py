@@ -184,8 +184,8 @@ class Finished:
     """Last event of an answer.
 
     `reason` states why the generation stopped. `stop_sequence` is the client's stop string that ended the answer, or
-    None. `cut_call` is True if a tool call was begun but not completed; this call was not emitted. `paused` is True if
-    the client can continue the answer in another request.
+    None. `cut_call` is True if the answer ends inside a tool call; this call was not emitted. `paused` is True if the
+    client can continue the answer in another request.
     """
 
     reason: FinishReason

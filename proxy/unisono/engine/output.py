@@ -17,7 +17,7 @@ from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
-from unisono.engine.interventions.requirements import Duty, requirements_of
+from unisono.engine.interventions.requirements import requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.request import GenerationRequest
@@ -193,10 +193,7 @@ class OutputReader:
         paused = self.next_step == AnswerDone(paused=True)
         handed = paused or (self._state.needs_client and self.is_handed_back)
         self.transcript.controller.finish(handed=handed, is_stopped=stop is not None)
-        # The gateway opened a message for a required call, but the model may have written its answer instead. Then
-        # the call is missing, not cut off.
-        is_answered = self._state.has_final and self.transcript.controller.obligations.call is Duty.MISSED
-        is_cut = (self.transcript.router.cut_call and not is_answered) or self._state.has_cut_tools
+        is_cut = self.transcript.router.cut_call or self._state.has_cut_tools
         return Finished(reason, added + self.transcript.router.usage, stop, is_cut and stop is None, paused)
 
     # -- server tools

@@ -52,7 +52,7 @@ class RepairedOutput:
         self.origin = origin
         self.closed_to = closed_to
         self.has_answer = has_answer
-        self.has_cut_call = False  # the output contains the beginning of a call that was never completed
+        self.has_cut_call = False  # the output contains an incomplete call, and no complete message after it
         self.undecided: UndecidedText | None = None
 
     def take(self) -> list[Legal]:
@@ -80,6 +80,7 @@ class RepairedOutput:
     def close(self, header: Header, closed: ClosedPart) -> None:
         self.parts.append(closed)
         self.has_answer = self.has_answer or header.is_answer
+        self.has_cut_call = self.has_cut_call and not closed.complete
 
     def add_message(self, header: Header, body: Sequence[int], closed: ClosedPart, start: int) -> None:
         """Add a message that was read as a whole, from the position `start`."""

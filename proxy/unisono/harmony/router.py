@@ -224,7 +224,7 @@ class HarmonyRouter:
 
     @property
     def cut_call(self) -> bool:
-        """True if the output contains an incomplete call, and calls are allowed."""
+        """True if the output ends inside a call, and calls are allowed."""
         return self._repair.output.has_cut_call and self._factory.calls_allowed
 
     # -- from legal messages to events
