@@ -178,9 +178,14 @@ BOUNDARIES: dict[str, Case] = {
         THINK + "<|start|>zork<|channel|>final<|message|>hi<|return|>", (HM, F("hi")), ("foreign-role",)
     ),
     "a call in its header, cut by a start": Case(
-        '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}' + OK,
+        '<|channel|>commentary to=functions.f <|constrain|>json{"a":' + OK,
         (F("ok"),),
         ("header-without-message", "unfinished-call"),
+    ),
+    "a call in its header, ended by a start": Case(
+        '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}' + OK,
+        (C("f", '{"a":1}'), F("ok")),
+        ("header-without-message",),
     ),
     # mlx-lm#875
     "an invented result": Case(
@@ -487,7 +492,6 @@ RECIPIENTS: dict[str, Case] = {
     "a loose recipient in prose in a header": Case(
         "<|channel|>final Send it to: f soon.<|return|>", (F("Send it to: f soon."),), ("header-without-message",)
     ),
-    # A call is complete only with its terminator.
     "a loose call cut by the limit": Case(
         '<|channel|>commentary TO=functions.f<|message|>{"a"',
         (),
@@ -496,9 +500,19 @@ RECIPIENTS: dict[str, Case] = {
         cut=True,
     ),
     "a loose call cut by a start": Case(
-        "<|channel|>commentary TO=functions.f<|message|>{}" + OK,
+        "<|channel|>commentary TO=functions.f<|message|>{" + OK,
         (F("ok"),),
         ("recipient-spelling", "unfinished-call", "missing-end"),
+    ),
+    "a loose call ended by a start": Case(
+        "<|channel|>commentary TO=functions.f<|message|>{}" + OK,
+        (C("f"), F("ok")),
+        ("recipient-spelling", "missing-end"),
+    ),
+    "a loose call with text, cut by a start": Case(
+        "<|channel|>commentary TO=functions.f<|message|>Hi" + OK,
+        (P("Hi"), F("ok")),
+        ("stray-header-words", "missing-end"),
     ),
     "text to a loose recipient, cut": Case(
         "<|channel|>final TO=functions.f<|message|>Hel", (F("Hel"),), ("stray-header-words",), finish="length"
@@ -547,16 +561,26 @@ BODIES: dict[str, Case] = {
     "no markup": Case("hello<|return|>", (F("hello"),), ("no-markup",)),
     "no markup and no end": Case("hello", (F("hello"),), ("no-markup",)),
     "bare JSON": Case('{"a":1}<|return|>', (F('{"a":1}'),), ("no-markup",)),
+    # A call is complete only with its terminator, or with a JSON object in front of `<|start|>`.
     # lmstudio#942, ollama#12064
     "a call without its end": Case(
         '<|channel|>commentary to=functions.f<|message|>{"a":1}', (), ("unfinished-call",), finish="length", cut=True
     ),
-    "a call cut by the next header": Case(
-        '<|channel|>commentary to=functions.f<|message|>{"a":1}' + OK,
-        (F("ok"),),
-        ("unfinished-call", "missing-end"),
+    "a call ended by the next header": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":1}' + OK, (C("f", '{"a":1}'), F("ok")), ("missing-end",)
+    ),
+    "two calls, the first without its end": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":1}<|start|>assistant' + ASK,
+        (C("f", '{"a":1}'), C("f")),
+        ("missing-end",),
     ),
     # The answer or the call after an abandoned call is complete, so the output was not cut off.
+    "a call cut by the next header": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":' + OK, (F("ok"),), ("unfinished-call", "missing-end")
+    ),
+    "a call with text, cut by the next header": Case(
+        "<|channel|>commentary to=functions.f<|message|>1" + OK, (F("ok"),), ("unfinished-call", "missing-end")
+    ),
     "a call cut by another channel": Case(
         '<|channel|>commentary to=functions.f<|message|>{"a":1}<|channel|>final<|message|>ok<|return|>',
         (F("ok"),),

@@ -242,6 +242,16 @@ def test_streamed_arguments_of_a_cut_call_close_incomplete(encoding: Encoding) -
     assert closed.tokens == ()
 
 
+def test_streamed_arguments_of_a_call_without_its_end_are_complete(encoding: Encoding) -> None:
+    call = '<|channel|>commentary to=functions.f<|message|>{"a":1}'
+    router = new_router(encoding, hold_calls=False)
+    events = [event for token in encoding.encode_marked(call + "<|start|>") for event in router.feed((token,))]
+    (closed,) = [event for event in events if isinstance(event, Closed)]
+    assert closed.complete
+    assert list(closed.tokens) == encoding.encode_marked(f"<|start|>assistant{call}<|call|>")
+    assert rules_of(events) == ("missing-end",)
+
+
 def test_one_call_is_kept_when_parallel_calls_are_off(encoding: Encoding) -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     router = new_router(encoding, parallel_calls=False)

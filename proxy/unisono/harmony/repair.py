@@ -32,8 +32,8 @@ class Repair:
     `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
     was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header);
     None if the prompt ends in `<|start|>assistant`. `answered` means that the step already has an answer or a call.
-    `position`, `origin` and `closed_to` are initial values; `RepairedOutput` explains them. No input raises an
-    exception.
+    `position`, `origin` and `closed_to` are initial values; `RepairedOutput` explains them, and also `open_body`. No
+    input raises an exception.
     """
 
     # Rules of the states. The table `grammar.STEPS` gives the action for each token in each state.
@@ -57,10 +57,16 @@ class Repair:
         position: int = 0,
         origin: int = 0,
         closed_to: int = 0,
+        open_body: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._encoding = encoding
         self.output = RepairedOutput(
-            encoding, position=position, origin=origin, closed_to=closed_to, has_answer=answered
+            encoding,
+            position=position,
+            origin=origin,
+            closed_to=closed_to,
+            has_answer=answered,
+            open_body=open_body,
         )
         self._state = State.HEADER if opening is None else State.BODY
         self._message = OpenMessage(self.output, encoding, opening or _NO_HEADER)
@@ -185,7 +191,7 @@ class Repair:
         The marker belongs to the header, or begins the next header after a missing end.
         """
         if self._header.is_whole_message():
-            self._bodyless(START, None)
+            self._bodyless(token, None)
             self._supply_start(token, "missing-start")
         else:
             self._header.held.tokens.append(token)
@@ -220,7 +226,7 @@ class Repair:
     def _close_text(self, token: int, rule: str | None) -> None:
         self._note(rule)
         self._state = State.BETWEEN
-        self._message.cut(self.output.position)
+        self._message.cut(token, self.output.position)
 
     def _cut(self, token: int, rule: str | None) -> None:
         """Handle `<|start|>` or `<|channel|>` in a body.
@@ -229,7 +235,7 @@ class Repair:
         """
         message = self._message
         if not (message.is_text and message.unopened):
-            message.cut(self.output.position - 1)
+            message.cut(token, self.output.position - 1)
         cuts_preamble = message.is_text and message.header.channel == COMMENTARY and token == CHANNEL
         if not cuts_preamble:
             self._note(rule)

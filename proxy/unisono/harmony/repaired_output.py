@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from unisono.core.events import Repaired
 from unisono.core.frozen import dataclass
-from unisono.core.generation import CALL, END, RETURN, START
+from unisono.core.generation import CALL, CHANNEL, END, RETURN, START
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.header_text import spelled_header
-from unisono.harmony.incomplete_header import decide
+from unisono.harmony.incomplete_header import decide, is_json_object
 from unisono.harmony.recipients import RecipientKind
 
 # Read for nearly every token; see `repair`.
 _FORWARD: Final = BodyHandling.FORWARD
 
 TERMINATORS = frozenset({END, RETURN, CALL})
+# Markers that begin the next message.
+_OPENINGS: Final = frozenset({START, CHANNEL})
+
+
+def is_whole_call(body: str, token: int) -> bool:
+    """Return whether a call without a terminator is complete if `token` follows its `body`."""
+    # Truncated arguments are not an object, and only `<|start|>` shows that the model meant to end the message.
+    return token == START and is_json_object(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,8 @@ class RepairedOutput:
 
     `position` is the position after the last token that was read, and `origin` is the number of generated tokens
     before position 0; negative if tokens were inserted. `closed_to` is the position after the last closed message.
-    `has_answer` means that the prompt or the output contains an answer or a call of the current step.
+    `has_answer` means that the prompt or the output contains an answer or a call of the current step. `open_body`
+    returns the body of the open message, as far as `take` has returned it.
     """
 
     # Rules for text without a channel, such as output without any marker.
@@ -45,8 +54,18 @@ class RepairedOutput:
     # - The text is dropped if it has no header at all, and is between two messages.
     # - At most one text is undecided at a time, because the next message decides about it.
 
-    def __init__(self, encoding: Encoding, *, position: int, origin: int, closed_to: int, has_answer: bool) -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        *,
+        position: int,
+        origin: int,
+        closed_to: int,
+        has_answer: bool,
+        open_body: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
         self._encoding = encoding
+        self._open_body = open_body
         self.parts: list[Legal] = []
         self.position = position
         self.origin = origin
@@ -77,6 +96,12 @@ class RepairedOutput:
 
     # -- messages
 
+    def open_body(self) -> list[int]:
+        """Return the body of the open message so far."""
+        begin = next((at for at in reversed(range(len(self.parts))) if isinstance(self.parts[at], OpenPart)), -1)
+        added = [token for part in self.parts[begin + 1 :] if isinstance(part, BodyPart) for token in part.tokens]
+        return added if begin >= 0 else [*self._open_body(), *added]
+
     def close(self, header: Header, closed: ClosedPart) -> None:
         self.parts.append(closed)
         self.has_answer = self.has_answer or header.is_answer
@@ -98,7 +123,8 @@ class RepairedOutput:
             self.note_cut_call()
             return
         # A start or the end of the output leaves the message without a terminator of its own.
-        terminator = token if token in TERMINATORS else END
+        supplied = CALL if header.is_call else END
+        terminator = token if token in TERMINATORS else supplied
         body = self._encoding.encode_generated(header.body)
         self.add_message(header, body, ClosedPart(terminator, complete, end), start)
         self.closed_to = end
@@ -110,15 +136,14 @@ class RepairedOutput:
         """
         if header.dropped or (not header.body and not header.is_call):
             return
-        # A start belongs to the next message.
-        start, end = self.closed_to, self.position - (token == START)
+        # A start or channel marker belongs to the next message.
+        start, end = self.closed_to, self.position - (token in _OPENINGS)
         self.decide(followed=True)
-        if header.thought and token in (END, START):
+        if header.thought and (token == END or token in _OPENINGS):
             self.hold_text(header, start, end)
             self.closed_to = end
             return
-        # Neither the end of the text nor the next message completes a call.
-        complete = token in TERMINATORS or not header.is_call
+        complete = not header.is_call or token in TERMINATORS or is_whole_call(header.body, token)
         self.add_bodyless(header, token, start, end, complete=complete)
 
     # -- undecided text
@@ -154,7 +179,8 @@ class OpenMessage:
 
     # Rules.
     # - `unopened` is emitted with the first body token, because an empty preamble may be the beginning of a call.
-    # - A message to a tool is a call only if it has a terminator. Without one, `closed_to` stays before the message.
+    # - A message to a tool is a call only if it has a terminator, or if its body is a JSON object and `<|start|>`
+    #   follows. Otherwise, `closed_to` stays before the message.
 
     def __init__(
         self,
@@ -191,7 +217,7 @@ class OpenMessage:
     def close(self, token: int, end: int, *, complete: bool, terminated: bool) -> None:
         """Close the message at the position `end`, with the terminator `token`.
 
-        `complete` is False if the message was truncated. If `terminated` is False, repair supplied the terminator.
+        `complete` is False if the message was truncated. `terminated` is False if the model did not end the message.
         """
         output = self._output
         match self.handling:
@@ -209,9 +235,16 @@ class OpenMessage:
         if complete or not self.header.is_call:
             output.closed_to = end
 
-    def cut(self, end: int) -> None:
-        """Close the message at the position `end`, because another message begins there."""
-        self.close(END, end, complete=not self.header.is_call, terminated=False)
+    def cut(self, token: int, end: int) -> None:
+        """Close the message at the position `end`, because of `token`, which is not a terminator."""
+        is_called = self.header.is_call or self.header.if_json is not None
+        if is_called and is_whole_call(self._encoding.decode(self._body()), token):
+            self.close(CALL, end, complete=True, terminated=True)
+        else:
+            self.close(END, end, complete=not self.header.is_call, terminated=False)
+
+    def _body(self) -> list[int]:
+        return self._buffered if self.handling is BodyHandling.BUFFER else self._output.open_body()
 
     def _open(self, unopened: OpenPart) -> None:
         self._output.parts.append(unopened)

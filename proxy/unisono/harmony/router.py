@@ -77,7 +77,11 @@ class HarmonyRouter:
             position=position,
             origin=generated - position,
             closed_to=closed_to,
+            open_body=self._open_body,
         )
+
+    def _open_body(self) -> Sequence[int]:
+        return () if self._open is None else self._open.body
 
     @property
     def _generated(self) -> int:
