@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+from string import ascii_letters, digits
 from typing import Any
 
 import pytest
@@ -152,6 +154,51 @@ async def test_an_output_beyond_the_window_is_read_without_its_middle(
     assert answer["unisono"]["left_out"] == 2 + 2 * (CALLS - 1)
     [_, shortened] = answer["unisono"]["notes"]
     assert shortened.startswith("compaction: the model read 1 text without its middle")
+
+
+def call_with(output: str) -> list[Json]:
+    return [
+        {"role": "user", "content": TASK},
+        {"type": "function_call", "call_id": "c0", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c0", "output": output},
+    ]
+
+
+# More than 14,400 characters are left out at once. Fewer can still exceed the window.
+DENSE = "".join(Random(1).choices(ascii_letters + digits, k=14_000))
+LONG: dict[str, list[Json]] = {
+    "an output": call_with("word " * 6_000),
+    "a dense output": call_with(DENSE),
+    "rare characters": call_with("𝕏𝖆" * 2_000),
+    "a message": [
+        {"role": "user", "content": "word " * 7_400},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": TASK},
+    ],
+    "dense messages": [
+        {"role": "user", "content": DENSE[:7_000]},
+        {"role": "user", "content": DENSE[7_000:]},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": TASK},
+    ],
+}
+
+
+@pytest.mark.parametrize("way", ["compact", "compaction_trigger", "context_management"])
+@pytest.mark.parametrize("kind", LONG)
+async def test_a_compacted_conversation_fits_the_window(harness: Line, kind: str, way: str) -> None:
+    harness.say(SUMMARIZED, ANSWER)
+    if way == "context_management":
+        compacted = await harness.whole(input=LONG[kind], tools=[TOOL], context_management=[{"type": "compaction"}])
+        assert [item["type"] for item in compacted["output"]][:1] == ["compaction"]
+    elif way == "compact":
+        compacted = (await harness.post("/compact", input=LONG[kind], tools=[TOOL])).body
+    else:
+        compacted = await harness.whole(input=[*LONG[kind], {"type": "compaction_trigger"}], tools=[TOOL], store=False)
+    question = {"role": "user", "content": "Go on."}
+    await harness.whole(input=[*compacted["output"], question], tools=[TOOL], store=False)
+    assert SUMMARY in harness.prompts[-1]
+    assert len(harness.tokens[-1]) < WINDOW * 9 // 10
 
 
 async def test_a_summary_is_summarized_again(harness: Line) -> None:

@@ -5,10 +5,10 @@ Compaction replaces a conversation with a summary, which the model writes before
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from unisono.api.collected_answer import CollectedAnswer, collect
 from unisono.api.summary import (
@@ -43,6 +43,7 @@ MAX_WINDOW_SHARE: Final = 0.9
 PRESERVED_CHARACTERS_PER_TOKEN: Final = 2
 # Key of a compaction in the journal's note.
 NOTE: Final = "compaction"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +51,35 @@ class CompactionPlan:
     """Compaction of a conversation before its answer.
 
     `items` are the items of the conversation. `rebuilt` takes the items that replace `items`, and returns the new
-    conversation. The conversation is compacted if its prompt has at least `threshold` tokens. If `threshold` is None,
-    it is always compacted. If `ends_answer` is True, the answer ends after the compaction. `instructions` are the
-    client's instructions for the summary.
+    conversation. `limit` is the prompt length in tokens that the new conversation should not reach. The conversation is
+    compacted if its prompt has at least `threshold` tokens. If `threshold` is None, it is always compacted. If
+    `ends_answer` is True, the answer ends after the compaction. `instructions` are the client's instructions for the
+    summary.
     """
 
     items: Sequence[Item]
     rebuilt: Callable[[Sequence[Item]], Conversation]
+    limit: int
     threshold: int | None = None
     ends_answer: bool = False
     instructions: str = ""
 
-    def replacement(self, summary: str) -> tuple[Item, ...]:
-        """Return the items that replace the conversation, of which one contains `summary`.
+    async def replacement(self, service: GenerationService, request: GenerationRequest, summary: str) -> Sequence[Item]:
+        """Return the items that replace the conversation; one of them contains `summary`.
 
-        If `summary` is empty, returns the items of the conversation itself.
+        If `summary` is empty, returns the items of the conversation itself. `request` continues the conversation.
         """
-        return compacted_items(self.items, summary, self._room)
+
+        async def size(items: Sequence[Item]) -> int:
+            return await service.count(replace(request, conversation=self.rebuilt(items)))
+
+        if not summary:
+            return compacted_items(self.items, summary)
+        return await fitted(lambda room: compacted_items(self.items, summary, room), size, self._room, self.limit)
 
     @property
     def _room(self) -> int:
-        """Maximum number of characters of messages, calls and results that the compaction keeps."""
-        if self.threshold is None:
-            return MAX_PRESERVED_CHARACTERS
-        return min(MAX_PRESERVED_CHARACTERS, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)
+        return preserved_characters(self.limit if self.threshold is None else self.threshold)
 
     def is_applicable(self, request: GenerationRequest) -> bool:
         """Return whether the conversation may be compacted.
@@ -105,6 +111,30 @@ def threshold_of(wanted: int | None, window: Window) -> int:
     # A prompt that exceeds the context window could not be answered, so compaction begins below the window's size.
     largest = max(1, int((window() or DEFAULT_CONTEXT) * MAX_WINDOW_SHARE))
     return min(wanted or DEFAULT_THRESHOLD_TOKENS, largest)
+
+
+def preserved_characters(tokens: int) -> int:
+    """Return the maximum number of preserved characters.
+
+    `tokens` is the prompt length at which the conversation is compacted.
+    """
+    return min(MAX_PRESERVED_CHARACTERS, tokens * PRESERVED_CHARACTERS_PER_TOKEN)
+
+
+async def fitted(compact: Callable[[int], T], size: Callable[[T], Awaitable[int]], characters: int, limit: int) -> T:
+    """Return a compacted conversation whose `size` is below `limit` tokens, if possible.
+
+    `compact` builds it for a maximum number of preserved characters. This number is at most `characters`, and is halved
+    until the conversation fits.
+    """
+    # The number of characters is only an estimate of the size: base64 or rare characters need more tokens than words.
+    too_large = None
+    while characters:
+        compacted = compact(characters)
+        if compacted != too_large and await size(compacted) < limit:
+            return compacted
+        too_large, characters = compacted, characters // 2
+    return compact(0)
 
 
 def request_to_count(request: GenerationRequest, plan: CompactionPlan | None) -> GenerationRequest:
@@ -180,7 +210,7 @@ class CompactingStream(BatchStream):
         """
         if self._stream is None:
             if self._request.resumption.journal:
-                self._compacted = self._noted_compaction()
+                self._compacted = await self._noted_compaction()
             self._is_summary = not self._request.resumption.journal and await self._is_due()
             self._stream = (
                 self._service.start(summary_request(self._request, self._plan.instructions))
@@ -205,9 +235,9 @@ class CompactingStream(BatchStream):
                 events += (event for event in batch if not isinstance(event, Delta))
         self._publish(stream.report, with_journal=False)
         self._recoveries, self._failovers = [*self.report.recoveries], self.report.failovers
-        self._compacted = self._to_compacted(collect(events), stream.report)
+        self._compacted = await self._to_compacted(collect(events), stream.report)
 
-    def _to_compacted(self, result: CollectedAnswer, report: GenerationReport) -> Compacted:
+    async def _to_compacted(self, result: CollectedAnswer, report: GenerationReport) -> Compacted:
         summary = summary_of(result)
         self._notes = notes_on_summary(summary, report)
         self._left_out = report.facts.left_out if summary else 0
@@ -215,9 +245,11 @@ class CompactingStream(BatchStream):
             # Otherwise, the report of the answer that follows contains the notes.
             self.report.notes = [*self._notes, *report.notes]
             self.report.facts = replace(report.facts, left_out=self._left_out)
-        return Compacted(
-            self._plan.replacement(summary), summary, result.finished.usage, ends_answer=self._plan.ends_answer
-        )
+        items = await self._replacement(summary)
+        return Compacted(items, summary, result.finished.usage, ends_answer=self._plan.ends_answer)
+
+    async def _replacement(self, summary: str) -> tuple[Item, ...]:
+        return tuple(await self._plan.replacement(self._service, self._request, summary))
 
     def _answer(self) -> GenerationStream:
         request, compacted = self._request, self._compacted
@@ -240,7 +272,7 @@ class CompactingStream(BatchStream):
             request = replace(request, resumption=replace(request.resumption, journal_note={NOTE: note}))
         return self._service.start(request)
 
-    def _noted_compaction(self) -> Compacted | None:
+    async def _noted_compaction(self) -> Compacted | None:
         """Return the compaction recorded at the beginning of the journal, or None.
 
         Raises StoreUnreadable if the record of the compaction is damaged.
@@ -256,7 +288,7 @@ class CompactingStream(BatchStream):
             raise StoreUnreadable(
                 "The answer cannot be resumed: the stored summary of its conversation is damaged. Repeat the request."
             ) from failure
-        return Compacted(self._plan.replacement(summary), summary, usage)
+        return Compacted(await self._replacement(summary), summary, usage)
 
     def _publish(self, report: GenerationReport, *, with_journal: bool = True) -> None:
         """Copy the facts of a generation to this stream's report, which the consumer already has."""

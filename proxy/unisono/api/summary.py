@@ -137,18 +137,22 @@ class Replacement:
     summary: tuple[UserMessage, ...] = ()
     pending: tuple[Item, ...] = ()
 
+    @property
+    def items(self) -> tuple[Item, ...]:
+        return (*self.kept, *self.newest, *self.summary, *self.pending)
 
-def replacement_of(items: Sequence[Item], summary: str) -> Replacement:
+
+def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
     """Return the items that replace the conversation `items`, including `summary`.
 
-    If `summary` is empty, returns the conversation itself.
+    If `summary` is empty, returns the conversation itself. `room` is as for `compacted_items`.
     """
     bare = tuple(without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
-    end = len(bare) - len(newest_input(bare))
+    end = len(bare) - len(newest_input(bare, room))
     unanswered = [item for item in bare[end:] if not isinstance(item, INPUT)]
-    room = MAX_PRESERVED_CHARACTERS - sum(map(_characters, unanswered))
+    room -= sum(map(_characters, unanswered))
     return _replacement(bare, summary, (*_open_calls(bare[:end]), *unanswered), room)
 
 

@@ -253,15 +253,16 @@ def to_compaction_plan(request: MessagesInput, conversation: Conversation, windo
     def rebuilt(items: Sequence[Item]) -> Conversation:
         return replace(conversation, items=tuple(items), reasoning_from=0)
 
-    if request.compaction is not None:
-        instructions = request.compaction.instructions or ""
-        return CompactionPlan(conversation.items, rebuilt, ends_answer=True, instructions=instructions.strip())
-    edit = request.compact_edit
-    if edit is None:
+    on_demand, edit = request.compaction, request.compact_edit
+    if on_demand is None and edit is None:
         return None
+    plan = CompactionPlan(conversation.items, rebuilt, threshold_of(None, window))
+    if on_demand is not None:
+        return replace(plan, ends_answer=True, instructions=(on_demand.instructions or "").strip())
+    assert edit is not None
     threshold = threshold_of(edit.trigger.value if edit.trigger else None, window)
-    pauses = bool(edit.pause_after_compaction)
-    return CompactionPlan(conversation.items, rebuilt, threshold, pauses, (edit.instructions or "").strip())
+    pauses, instructions = bool(edit.pause_after_compaction), (edit.instructions or "").strip()
+    return replace(plan, threshold=threshold, ends_answer=pauses, instructions=instructions)
 
 
 def _runnable(

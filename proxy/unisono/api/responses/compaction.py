@@ -8,26 +8,37 @@ history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from unisono.api.collected_answer import CollectedAnswer, collect_run
+from unisono.api.compacting import fitted, preserved_characters, threshold_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
-from unisono.api.summary import notes_on_summary, replacement_of, sealed_items, summary_of, summary_request
+from unisono.api.summary import (
+    Replacement,
+    notes_on_summary,
+    replacement_of,
+    sealed_items,
+    summary_of,
+    summary_request,
+)
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.api.unused_fields import MAX_NOTES, without_effect
 from unisono.core.conversation import (
     Effort,
+    Item,
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.engine.request import GenerationReport
+from unisono.engine.request import GenerationReport, GenerationRequest
 
 # Request fields that have an effect on a compaction. Instructions and tools are included, so that the prompt begins
 # like the conversation's other prompts, and the backend's prefix cache matches.
@@ -78,7 +89,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     # The summary replaces everything that the model has seen, including earlier responses.
     history = (*past.earlier, *meaning_of(prepared.generation.input))
     summary, report = summary_of(result), stream.report
-    replacement = replacement_of(history, summary)
+    replacement = await _fitted(deps, prepared.generation.request, history, summary, threshold_of(None, model.window))
     report.notes = [*notes_on_summary(summary, report), *report.notes]
     if not summary:
         report.facts.left_out = 0
@@ -86,6 +97,20 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
     return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, report, notes)
+
+
+async def _fitted(
+    deps: ResponsesDeps, request: GenerationRequest, history: Sequence[Item], summary: str, limit: int
+) -> Replacement:
+    """Return the items that replace the conversation, with less than `limit` tokens if possible."""
+
+    async def size(replacement: Replacement) -> int:
+        conversation = replace(request.conversation, items=replacement.items, prefill=None, reasoning_from=0)
+        return await deps.service.count(replace(request, conversation=conversation))
+
+    if not summary:
+        return replacement_of(history, summary)
+    return await fitted(partial(replacement_of, history, summary), size, preserved_characters(limit), limit)
 
 
 def _reasoning(reasoning: Any) -> Any:

@@ -184,9 +184,9 @@ def to_compaction_plan(
     The conversation is compacted at once, or as soon as the prompt reaches the lowest of the requested thresholds.
     """
     if request.is_compaction:
-        return CompactionPlan(history, rebuilt, ends_answer=True)
+        return CompactionPlan(history, rebuilt, threshold_of(None, window), ends_answer=True)
     thresholds = [threshold_of(entry.compact_threshold, window) for entry in request.context_management or ()]
-    return CompactionPlan(history, rebuilt, min(thresholds)) if thresholds else None
+    return CompactionPlan(history, rebuilt, threshold_of(None, window), min(thresholds)) if thresholds else None
 
 
 def _prompt_builder(
