@@ -37,6 +37,8 @@ PLAIN = {"type": "text", "text": "plain"}
 OUT_TEXT = {"type": "output_text", "text": "out", "annotations": [], "logprobs": []}
 REFUSAL = {"type": "refusal", "refusal": "I won't."}
 THINKING = {"type": "reasoning_text", "text": "private"}
+ENCRYPTED = {"type": "encrypted_content", "encrypted_content": "gAAAAABo"}
+REMOVED = "[Encrypted content removed here: this model reads text only.]"
 PARTS = (IN_TEXT, PLAIN, "bare", OUT_TEXT, REFUSAL, THINKING)
 TEXT = "inplainbareoutI won't."
 
@@ -55,6 +57,10 @@ def call_text(name: str, arguments: str, result: str | None = None) -> str:
 
 def reasoning_text(text: str) -> str:
     return f"<|start|>assistant<|channel|>analysis<|message|>{text}<|end|>"
+
+
+def user_text(text: str) -> str:
+    return f"<|start|>user<|message|>{text}<|end|>"
 
 
 def answer_text(text: str, channel: str = "final") -> str:
@@ -83,6 +89,10 @@ RENDERED: dict[str, tuple[Any, str]] = {
     ),
     "answer": (["u", content("assistant", OUT_TEXT, phase="final_answer"), "v"], U + answer_text("out") + V),
     "unknown phase": (["u", content("assistant", OUT_TEXT, phase="musing"), "v"], U + answer_text("out") + V),
+    "message of an agent": (
+        ["u", {"type": "agent_message", "author": "/root/x", "recipient": "/root", "content": [IN_TEXT]}, "v"],
+        U + user_text("Message from the agent /root/x to the agent /root:\n\nin") + V,
+    ),
     "reasoning": (
         ["u", {"type": "reasoning", "id": "rs_1", "summary": [], "content": [THINKING]}, call(), output("o")],
         U + reasoning_text("private") + call_text("look", "{}", "o"),
@@ -173,7 +183,10 @@ async def test_an_input_item_is_rendered_in_the_prompt(harness: Line, items: Any
 UNREADABLE: dict[str, dict[str, Any]] = {
     "web search": {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
     "file search": {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["x"]},
+    "call of an agent": {"type": "multi_agent_call", "call_id": "m", "action": "spawn_agent", "arguments": "{}"},
     "computer call": {"type": "computer_call", "id": "cu_1", "call_id": "cu", "action": {"type": "screenshot"}},
+    "foreign compaction of Codex": {"type": "context_compaction", "encrypted_content": "gAAAAABo"},
+    "compaction without content": {"type": "context_compaction", "encrypted_content": None},
     "foreign compaction": {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAABo"},
     "foreign sealed reasoning": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "gAAAAABo"},
     "approval of an unknown request": {"type": "mcp_approval_response", "approval_request_id": "r", "approve": True},
@@ -188,6 +201,23 @@ async def test_unreadable_items_are_skipped_and_noted(harness: Line, item: dict[
     [note] = response["unisono"]["notes"]
     assert (note[:7], ": no effect" in note) == ("input.1", True)
     assert harness.said == U + V
+
+
+SEALED: dict[str, tuple[list[Any], str]] = {
+    "message of an agent": (
+        ["u", {"type": "agent_message", "author": "/root", "recipient": "/root/x", "content": [IN_TEXT, ENCRYPTED]}],
+        U + user_text(f"Message from the agent /root to the agent /root/x:\n\nin{REMOVED}"),
+    ),
+    "output": (["u", call(), output([IN_TEXT, ENCRYPTED])], U + call_text("look", "{}", f"in{REMOVED}")),
+}
+
+
+@pytest.mark.parametrize(("items", "expected"), SEALED.values(), ids=SEALED)
+async def test_encrypted_content_is_replaced_by_a_line(harness: Line, items: Any, expected: str) -> None:
+    response = await harness.whole(input=as_items(items))
+    [note] = response["unisono"]["notes"]
+    assert note.endswith("replaced by a line of text, because the model does not support encrypted content input")
+    assert harness.said == expected
 
 
 REJECTED: dict[str, tuple[Any, int, str, str | None]] = {

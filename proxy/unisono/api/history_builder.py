@@ -34,6 +34,8 @@ MEDIA_PARTS = {
     "document": "file",
     "video_url": "video",
     "video": "video",
+    # Content of messages between agents, which only the server that encrypted it can read.
+    "encrypted_content": "encrypted content",
 }
 
 

@@ -133,6 +133,7 @@ async def test_an_item_is_returned_as_sent_with_a_new_id(
 
 MINIMAL_ITEMS: dict[str, dict[str, Any]] = {
     "message": HELLO,
+    "agent_message": {"author": "/root", "recipient": "/root/x", "content": "Hello."},
     "function_call": CALL,
     "custom_tool_call": {"call_id": "c", "name": "f"},
     "function_call_output": {"call_id": "earlier", "output": "1"},

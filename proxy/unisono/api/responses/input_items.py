@@ -33,7 +33,7 @@ from unisono.api.responses.items import COMPLETED, Wire
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
 COMPACTION_TRIGGER = "compaction_trigger"
-COMPACTIONS = ("compaction", "compaction_summary")
+COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 
 
 def _to_parts(value: Any) -> Any:
@@ -112,6 +112,14 @@ class InputMessage(InputItem):
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
     phase: Word = None
+
+
+class InputAgentMessage(InputItem):
+    """A message from one agent to another."""
+
+    author: Text
+    recipient: Text
+    content: Parts
 
 
 class InputReasoning(InputItem):
@@ -286,7 +294,7 @@ class InputSilent(InputItem):
 # Kinds without effect: they belong to server tools that the gateway does not have.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "computer_call", "computer_call_output"),
-    *("program", "program_output"),
+    *("program", "program_output", "multi_agent_call", "multi_agent_call_output"),
 )
 
 # Built-in tools that the client runs.
@@ -295,6 +303,7 @@ CLIENT_TOOLS = ("shell", "local_shell", "apply_patch")
 # All kinds of items.
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,
+    "agent_message": InputAgentMessage,
     "reasoning": InputReasoning,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
@@ -356,6 +365,8 @@ def to_listed(item: InputItem) -> Wire:
     match item.type:
         case "message":
             wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
+        case "agent_message":
+            wire["content"] = [_part(part, "user") for part in wire["content"]]
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":
             wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
         case "local_shell_call_output":

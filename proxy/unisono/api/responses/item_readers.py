@@ -11,12 +11,13 @@ from typing import Any
 import orjson
 
 from unisono.api.field_types import shortened
-from unisono.api.history_builder import UNKNOWN_TOOL, join, split_markers, text_of
+from unisono.api.history_builder import UNKNOWN_TOOL, join, text_of
 from unisono.api.responses.client_tools import FORMS, arguments_of
 from unisono.api.responses.configuration_updates import enforceable
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import (
     InputAddedTools,
+    InputAgentMessage,
     InputApprovalRequest,
     InputApprovalResponse,
     InputCall,
@@ -41,7 +42,8 @@ from unisono.api.responses.input_items import (
     InputSilent,
     InputTrigger,
 )
-from unisono.api.responses.items import SPOKEN, served_call
+from unisono.api.responses.items import served_call
+from unisono.api.responses.message_items import read_agent_message, read_message
 from unisono.api.responses.server_tools.approval_history import question_in
 from unisono.api.responses.tool_items import (
     error_text,
@@ -60,26 +62,12 @@ from unisono.core.conversation import (
     AssistantReasoning,
     DeveloperMessage,
     Item,
-    Phase,
     ToolResult,
     UserMessage,
 )
 from unisono.core.elicitation import ToolQuestion
 from unisono.errors import InvalidRequest, NotFound
 from unisono.schemas import check, violation
-
-
-def _message(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(item, InputMessage)
-    text = text_of(item.content, param=f"{param}.content")
-    match item.role:
-        case "user":
-            return (UserMessage(text),)
-        case "assistant":
-            items = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
-            return conversion.exact(items[0], item.id) if len(items) == 1 else items
-        case "system" | "developer":
-            return (DeveloperMessage(text),)
 
 
 def _reasoning(conversion: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
@@ -347,7 +335,8 @@ def _without_meaning(conversion: InputConversion, item: InputItem, param: str) -
 
 # Readers by kind of item.
 READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Sequence[Item]]] = {
-    InputMessage: _message,
+    InputMessage: read_message,
+    InputAgentMessage: read_agent_message,
     InputReasoning: _reasoning,
     InputCall: _call,
     InputCustomCall: _custom_call,
