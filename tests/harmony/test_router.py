@@ -306,6 +306,23 @@ def test_a_call_has_the_tool_name_of_the_client(recipient: str, name: str, encod
     assert items_of(events) == (C(name),)
 
 
+SIBLINGS = {
+    "functions.a_b": "a_b",
+    "functions.a.b": "a.b",
+    "functions.functions.a.b": "a.b",
+    "a.b": "a.b",
+    "functions.a:b": "a:b",
+    "functions.a-b": "a_b",
+}
+
+
+@pytest.mark.parametrize("recipient", SIBLINGS)
+def test_a_call_goes_to_the_tool_of_this_name_and_not_to_a_sibling(recipient: str, encoding: Encoding) -> None:
+    router = HarmonyRouter(encoding, plan_tools([FunctionTool(name) for name in ("a:b", "a.b", "a_b")]), lambda: "call")
+    events = router.feed(encoding.encode_marked(f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>"))
+    assert items_of(events) == (C(SIBLINGS[recipient]),)
+
+
 def test_each_call_has_its_own_id_and_index(encoding: Encoding) -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     events = route(encoding, encoding.encode_marked(call + "<|start|>assistant" + call))

@@ -6,16 +6,28 @@ missing.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
-from unisono.core.tools import SEPARATOR
+from unisono.core.tools import MAX_NAME_LENGTH, SEPARATOR
+from unisono.errors import well_formed
 
 # Maximum length of a recipient in characters. No offered tool has a longer name; longer words are text that ran into
 # a header.
 MAX_RECIPIENT_LENGTH = 256
-_ILLEGAL = re.compile("[^A-Za-z0-9_-]")
+ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
 _PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
+
+
+def marked_name(name: str, turn: int = 0) -> str:
+    """Return a legal name for a client's tool whose most similar legal name is taken.
+
+    The result is deterministic. Another `turn` gives another name.
+    """
+    stem = ILLEGAL.sub("_", name)[:MAX_NAME_LENGTH].strip("_-") or "tool"
+    mark = hashlib.sha256(f"{turn}:{well_formed(name)}".encode()).hexdigest()[:8]
+    return f"{stem[: MAX_NAME_LENGTH - 9]}_{mark}"
 
 
 def corrected(name: str, declared: frozenset[str] | None) -> str | None:
@@ -26,7 +38,7 @@ def corrected(name: str, declared: frozenset[str] | None) -> str | None:
     if declared is None or name in declared:
         return None
     spellings = _spellings(name)
-    fits = {candidate for candidate in spellings if candidate in declared}
+    fits = _marked(spellings, declared) or spellings & declared
     if not fits:
         # A server's tool is declared with the server's label in front, which models tend to omit.
         fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
@@ -42,11 +54,16 @@ def resolve(word: str, declared: frozenset[str] | None) -> str | None:
         return None
     bare = _PREFIX.sub("", word)
     spellings = _spellings(bare)
-    if exact := declared & spellings:
+    if exact := _marked(spellings, declared) or declared & spellings:
         return next(iter(exact)) if len(exact) == 1 else None
     folded = set(map(_folded, (*spellings, *_spellings(bare.casefold()))))
     fits = [name for name in declared if _folded(name) in folded]
     return fits[0] if len(fits) == 1 else None
+
+
+def _marked(spellings: set[str], declared: frozenset[str]) -> set[str]:
+    """Return the tools whose names of the client are in `spellings`, but were taken."""
+    return {marked_name(spelling) for spelling in spellings} & declared
 
 
 def _folded(name: str) -> str:
@@ -64,4 +81,4 @@ def _spellings(name: str) -> set[str]:
     for suffix in _GLUED_TYPES:
         names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
     # A client's dotted name was declared with `_`; the model may know the original.
-    return names | {_ILLEGAL.sub("_", n) for n in names}
+    return names | {ILLEGAL.sub("_", n) for n in names}

@@ -22,13 +22,13 @@ from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.declaration_limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.recipients import FUNCTIONS
+from unisono.harmony.tool_names import ILLEGAL, marked_name
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
 from unisono.harmony.ts_types import BlockType, Shape, without_null
 
 MAX_NAME_LENGTH = 64
 MAX_CLIENT_NAME_LENGTH = 512
 _LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 MAX_SENT_NAME_LENGTH = 128
 _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -225,11 +225,9 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
 
 def _legal_name(name: str, taken: Set[str]) -> str:
     """Return a legal name that resembles `name` and is not in `taken`; deterministic."""
-    stem = _ILLEGAL.sub("_", name)[:MAX_NAME_LENGTH] or "_"
-    candidate, turn = stem, 0
+    candidate, turn = ILLEGAL.sub("_", name)[:MAX_NAME_LENGTH], 0
     while candidate in taken or not candidate.strip("_-"):
-        mark = hashlib.sha256(f"{turn}:{well_formed(name)}".encode()).hexdigest()[:8]
-        candidate = f"{(stem.strip('_-') or 'tool')[: MAX_NAME_LENGTH - 9]}_{mark}"
+        candidate = marked_name(name, turn)
         turn += 1
     return candidate
 
