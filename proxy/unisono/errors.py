@@ -295,15 +295,6 @@ class StoreConflict(StoreError):
     status, type, code = 409, "invalid_request_error", "state_conflict"
 
 
-class ConversationConflict(StoreConflict):
-    """A conversation is in use or was changed. Requests name it in `conversation`."""
-
-    IN_USE: ClassVar[str] = "The conversation has a response in progress; try again when it has ended."
-
-    def __init__(self, message: str = IN_USE, *, param: str = "conversation") -> None:
-        super().__init__(message, param=param)
-
-
 class KeyReused(StoreConflict):
     """Idempotency key was used before, with a different body."""
 

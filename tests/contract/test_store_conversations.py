@@ -10,8 +10,9 @@ import pytest
 
 from tests.contract.state import EVERY_ITEM, answered, conversation, fresh, response, said
 from tests.contract.stores import SMALL, StoreFactory
+from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.state_store import BackgroundRun, LogWrite, Status
-from unisono.errors import ConversationConflict, KeyReused, NotFound, StoreConflict, StoreTooLarge
+from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge
 
 
 async def test_stored_conversation_is_read_unchanged(factory: StoreFactory) -> None:

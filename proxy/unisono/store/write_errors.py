@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.errors import ConversationConflict, KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
+from unisono.core.conversation_conflict import ConversationConflict
+from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
 from unisono.store.codec import StateLimits
 
 REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {

@@ -34,13 +34,13 @@ from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
+from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status
 from unisono.core.tools import ToolServer
 from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, GenerationStream
-from unisono.errors import ConversationConflict
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from unisono.api.responses.prepared_request import Sender, assembled, check_stor
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
+from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
 from unisono.errors import (
     BackendOverloaded,
-    ConversationConflict,
     InvalidRequest,
     NotFound,
     StoreConflict,
