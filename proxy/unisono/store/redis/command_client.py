@@ -52,6 +52,8 @@ class CommandPool(ConnectionPool):
     async def get_connection(self, command_name: object = None, *keys: object, **options: object) -> Any:
         connection: Any = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
+            if connection.is_connected and self._is_outdated(connection):
+                await connection.disconnect(nowait=True)
             # If there is data to read, the server has closed the connection, or no command waits for this answer.
             if not connection.is_connected or await connection.can_read():
                 await self.ensure_connection(connection)
@@ -64,6 +66,17 @@ class CommandPool(ConnectionPool):
         self._in_use_connections.remove(connection)
         self._available_connections.append(connection)
 
+    def _is_outdated(self, connection: Any) -> bool:
+        return False
+
 
 class SentinelCommandPool(CommandPool, SentinelConnectionPool):
-    """Pool of connections to the primary that the sentinels report, for one event loop."""
+    """Pool of connections to the primary that the sentinels reported last, for one event loop.
+
+    A former primary accepts writes until the sentinels demote it. Without the check, commands that follow each other
+    could go to both servers.
+    """
+
+    def _is_outdated(self, connection: Any) -> bool:
+        # When the primary changes, the library closes idle connections, but not those in use.
+        return self.master_address not in (None, (connection.host, connection.port))

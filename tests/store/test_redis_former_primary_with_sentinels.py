@@ -1,0 +1,128 @@
+"""Tests of a former primary that still accepts writes, because the sentinels have not demoted it yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.servers import Server
+from tests.listening import Listener
+from tests.store.test_redis_former_primary import encode
+from unisono.core.state_store import Retention
+from unisono.store.redis import RedisStore
+from unisono.store.redis.address import open_clients
+
+DEADLINE_S = 5.0
+REPLICATED = ("appendonly yes", "repl-diskless-sync-delay 0")
+
+
+class ScriptedSentinel:
+    """Sentinel that reports `primary` and `epoch`, and changes nothing."""
+
+    def __init__(self, primary: Server, epoch: int = 0) -> None:
+        self.primary = primary
+        self.epoch = epoch
+        self.listener = Listener(self._serve)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies: dict[bytes, Callable[[], Any]] = {
+            b"HELLO": lambda: {b"server": b"redis", b"version": b"7.0.0", b"proto": 3, b"mode": b"sentinel"},
+            b"SENTINEL MASTERS": lambda: [self._state()],
+            b"SENTINEL GET-MASTER-ADDR-BY-NAME": lambda: [b"127.0.0.1", b"%d" % self.primary.port],
+        }
+        while line := await reader.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            name = b" ".join(words[: 2 if words[0].upper() == b"SENTINEL" else 1]).upper()
+            writer.write(encode(replies.get(name, lambda: b"OK")()))
+            await writer.drain()
+
+    def _state(self) -> dict[bytes, bytes]:
+        fields = {
+            "name": "state",
+            "ip": "127.0.0.1",
+            "port": self.primary.port,
+            "flags": "master",
+            "num-other-sentinels": 0,
+            "config-epoch": self.epoch,
+        }
+        return {name.encode(): str(value).encode() for name, value in fields.items()}
+
+
+@dataclass
+class Setup:
+    """Two servers, one replicating the other at first, and a sentinel."""
+
+    a: Server
+    b: Server
+    sentinel: ScriptedSentinel
+    stores: list[RedisStore] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.sentinel.listener.port}/state/0"
+
+    def open(self, url: str = "") -> RedisStore:
+        store = RedisStore(url or self.url, Retention(), deadline_s=DEADLINE_S, replicas=0)
+        self.stores.append(store)
+        return store
+
+    def promote(self) -> None:
+        with self.b.client() as client:
+            client.replicaof("NO", "ONE")
+
+    def name(self, primary: Server, epoch: int) -> None:
+        """Report another primary, and close the clients' connections to the former one."""
+        with self.sentinel.primary.client() as client:
+            self.sentinel.primary, self.sentinel.epoch = primary, epoch
+            client.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.fixture
+async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
+    a, b = Server(tmp_path / "a", REPLICATED), Server(tmp_path / "b", REPLICATED)
+    servers = Setup(a, b, ScriptedSentinel(a))
+    try:
+        a.start()
+        b.start()
+        await servers.sentinel.listener.start()
+        with b.client() as client:
+            client.replicaof("127.0.0.1", a.port)
+        async with asyncio.timeout(20):
+            with a.client() as client:
+                while (await asyncio.to_thread(client.info, "replication")).get("slave0", {}).get("state") != "online":
+                    await asyncio.sleep(0.02)
+        yield servers
+    finally:
+        for store in servers.stores:
+            await store.aclose()
+        await servers.sentinel.listener.aclose()
+        b.end()
+        a.end()
+
+
+async def test_connections_in_use_are_not_reused_after_the_sentinels_named_another_primary(setup: Setup) -> None:
+    clients = open_clients(setup.url, DEADLINE_S)
+    assert clients.commands is not None
+    assert clients.sentinel is not None
+    pool: Any = clients.commands.connection_pool
+    try:
+        in_use = await pool.get_connection()
+        assert in_use.port == setup.a.port
+        setup.sentinel.primary = setup.b
+        newer = await pool.get_connection()
+        assert newer.port == setup.b.port
+        await pool.release(newer)
+        await pool.release(in_use)
+        assert {(await pool.get_connection()).port for _ in range(2)} == {setup.b.port}
+    finally:
+        await pool.disconnect()
+        await clients.client.aclose()
+        await clients.sentinel.aclose()
