@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.contract.servers import Server
+from tests.contract.state import response
 from tests.listening import Listener
 from tests.store.test_redis_former_primary import encode
-from unisono.core.state_store import Retention
+from unisono.core.state_store import Lease, LogWrite, Retention
+from unisono.errors import StoreConflict
 from unisono.store.redis import RedisStore
 from unisono.store.redis.address import open_clients
 
@@ -108,6 +110,22 @@ async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
         a.end()
 
 
+async def start_log(setup: Setup, store: RedisStore) -> Lease:
+    """Store a response with one event, also on the replica."""
+    lease = await store.acquire("ann", "resp_1", "first", 60)
+    assert lease
+    await store.create("ann", response(id="resp_1"), lease=lease, log=LogWrite(events=(b"0",)))
+    with setup.a.client() as client:
+        assert await asyncio.to_thread(client.wait, 1, 10_000) == 1
+    return lease
+
+
+async def take_over(store: RedisStore, owner: str = "next") -> Lease:
+    lease = await store.acquire("ann", "resp_1", owner, 60, force=True)
+    assert lease
+    return lease
+
+
 async def test_connections_in_use_are_not_reused_after_the_sentinels_named_another_primary(setup: Setup) -> None:
     clients = open_clients(setup.url, DEADLINE_S)
     assert clients.commands is not None
@@ -126,3 +144,15 @@ async def test_connections_in_use_are_not_reused_after_the_sentinels_named_anoth
         await pool.disconnect()
         await clients.client.aclose()
         await clients.sentinel.aclose()
+
+
+async def test_lease_of_the_other_primary_does_not_permit_writes(setup: Setup) -> None:
+    await start_log(setup, setup.open())
+    setup.promote()
+    on_a, on_b = setup.open(setup.a.url), setup.open(setup.b.url)
+    lease_a, lease_b = await take_over(on_a), await take_over(on_b, "another")
+    assert await on_a.is_log_complete(lease_a, "resp_1") is True
+    with pytest.raises(StoreConflict):
+        await on_a.is_log_complete(lease_b, "resp_1")
+    with pytest.raises(StoreConflict):
+        await on_a.log(lease_b, "resp_1", LogWrite(1))

@@ -16,6 +16,8 @@ local function held(lease, fence, given)
 end
 """
 
+# The fence is the time in milliseconds, or one more than the last fence. After a failover, a former primary and the new
+# primary may both have accepted leases for the same response. With plain counters, these would have the same fence.
 ACQUIRE = Script(
     """
 local lease, fence = unpack(KEYS)
@@ -30,10 +32,10 @@ if was then
   end
   if not force then return {'ok', 0} end
 end
-local number = redis.call('INCR', fence)
-redis.call('PEXPIRE', fence, ttl)
+local number = string.format('%d', math.max(tonumber(redis.call('GET', fence) or 0) + 1, clock()))
+redis.call('SET', fence, number, 'PX', ttl)
 redis.call('SET', lease, number .. ':' .. owner, 'PX', for_ms)
-return {'ok', number}
+return {'ok', tonumber(number)}
 """
 )
 
