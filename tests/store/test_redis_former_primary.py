@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, NodesManager, RedisCluster
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.sentinel import Sentinel
 
 from tests.contract.servers import SLOTS
 from tests.listening import Listener
@@ -130,6 +131,7 @@ LIBRARY_METHODS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "get_available_connection": (ConnectionPool.get_available_connection, ()),
     "ensure_connection": (ConnectionPool.ensure_connection, ("connection",)),
     "can_read": (AbstractConnection.can_read, ()),
+    "check_master_state": (Sentinel.check_master_state, ("state", "service_name")),
     "send_packed_command": (AbstractConnection.send_packed_command, ("command",)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.contract.state import response
 from tests.listening import Listener
 from tests.store.test_redis_former_primary import encode
 from unisono.core.state_store import Lease, LogWrite, Retention
-from unisono.errors import StoreConflict
+from unisono.errors import StoreConflict, StoreUnavailable
 from unisono.store.redis import RedisStore
 from unisono.store.redis.address import open_clients
 
@@ -120,6 +121,14 @@ async def start_log(setup: Setup, store: RedisStore) -> Lease:
     return lease
 
 
+async def reconnected(store: RedisStore) -> None:
+    """Return when `store` has noticed that its connections were closed."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(StoreUnavailable):
+                return await store.check()
+
+
 async def take_over(store: RedisStore, owner: str = "next") -> Lease:
     lease = await store.acquire("ann", "resp_1", owner, 60, force=True)
     assert lease
@@ -147,12 +156,56 @@ async def test_connections_in_use_are_not_reused_after_the_sentinels_named_anoth
 
 
 async def test_lease_of_the_other_primary_does_not_permit_writes(setup: Setup) -> None:
-    await start_log(setup, setup.open())
-    setup.promote()
     on_a, on_b = setup.open(setup.a.url), setup.open(setup.b.url)
+    await start_log(setup, on_a)
+    setup.promote()
     lease_a, lease_b = await take_over(on_a), await take_over(on_b, "another")
     assert await on_a.is_log_complete(lease_a, "resp_1") is True
     with pytest.raises(StoreConflict):
         await on_a.is_log_complete(lease_b, "resp_1")
     with pytest.raises(StoreConflict):
         await on_a.log(lease_b, "resp_1", LogWrite(1))
+
+
+async def test_log_is_incomplete_if_another_server_was_the_primary_meanwhile(setup: Setup) -> None:
+    """Name the former primary again before it was demoted, so that its replication id does not change."""
+    owner = setup.open()
+    lease = await start_log(setup, owner)
+    setup.promote()
+    setup.name(setup.b, 1)
+    # The owner logs a tool call. The former primary does not get this write.
+    await reconnected(owner)
+    await owner.log(lease, "resp_1", LogWrite(1, (b"call",)))
+    setup.name(setup.a, 2)
+    store = setup.open()
+    assert await store.is_log_complete(await take_over(store), "resp_1") is False
+    page = await store.events("ann", "resp_1", 0)
+    assert page is not None
+    assert page.events == (b"0",)
+
+
+async def test_log_is_complete_if_its_owner_continued_it_after_the_failovers(setup: Setup) -> None:
+    owner = setup.open()
+    lease = await start_log(setup, owner)
+    setup.promote()
+    setup.name(setup.b, 1)
+    await reconnected(owner)
+    setup.name(setup.a, 2)
+    await reconnected(owner)
+    await owner.log(lease, "resp_1", LogWrite(1, (b"1",)))
+    store = setup.open()
+    assert await store.is_log_complete(await take_over(store), "resp_1") is True
+
+
+async def test_log_of_an_earlier_version_is_complete_if_the_replication_id_is_unchanged(setup: Setup) -> None:
+    store = setup.open()
+    await start_log(setup, store)
+    with setup.a.client() as client:
+        [record] = client.keys("t:*:r:resp_1")  # type: ignore[misc]
+        assert client.hdel(record, "epoch") == 1
+    lease = await take_over(store)
+    assert await store.is_log_complete(lease, "resp_1") is True
+    # The new owner has recorded the epoch.
+    setup.name(setup.a, 2)
+    await reconnected(store)
+    assert await store.is_log_complete(lease, "resp_1") is False

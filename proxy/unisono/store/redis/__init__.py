@@ -37,6 +37,7 @@ from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import RedisAccounts
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.connection import Link
+from unisono.store.redis.history import WriteHistory
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.request_records import RedisRequests
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
@@ -131,6 +132,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             milliseconds(retention.log_s),
             named[1],
             "" if revision is None or response.conversation is None else revision,
+            self._link.epoch,
             *of_items(appended, retention, UNLIMITED),
             *of_log(log),
         ]
@@ -217,15 +219,15 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
-        args: Args = [str(lease.fence), milliseconds(self._retention.response_s), named[1], *of_log(write)]
-        await self._link.act(response_scripts.LOG, named, args)
+        args: Args = [str(lease.fence), milliseconds(self._retention.response_s), named[1], self._link.epoch]
+        await self._link.act(response_scripts.LOG, named, [*args, *of_log(write)])
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
-        is_complete, history = await self._link.act(response_scripts.INHERIT, named, [str(lease.fence)])
-        # A pooled connection may lead to a former primary, which lacks the writes that the previous owner of the lease
-        # made on the new primary.
-        if bytes(history).decode() != await self._link.current_history(named[0]):
+        epoch = (await self._link.current_history(named[0])).epoch
+        is_complete, id = await self._link.act(response_scripts.INHERIT, named, [str(lease.fence), epoch])
+        # A pooled connection may lead to a former primary, which lacks the last writes of the lease's previous owner.
+        if WriteHistory(bytes(id).decode(), epoch) != await self._link.current_history(named[0]):
             raise StoreUnavailable("a failover of the store is in progress; try again")
         return bool(is_complete)
 

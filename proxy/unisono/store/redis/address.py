@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -15,12 +13,29 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.core.frozen import dataclass
-from unisono.errors import ConfigError, StoreUnavailable
+from unisono.errors import ConfigError
 from unisono.store.redis.command_client import CommandClient, CommandPool, SentinelCommandPool
 
 # With a timeout, the library would start a task for each command.
 UNTIMED: dict[str, Any] = {"socket_timeout": None}
 UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
+
+
+class EpochSentinel(Sentinel):
+    """Client of the sentinels that keeps the epoch of the primary that they reported last."""
+
+    epoch = ""
+
+    def check_master_state(self, state: dict[str, Any], service_name: str) -> bool:
+        is_usable = super().check_master_state(state, service_name)
+        if is_usable:
+            self.epoch = epoch_in(state)
+        return is_usable
+
+
+def epoch_in(state: dict[str, Any]) -> str:
+    """Return the epoch in a sentinel's description of a primary; each failover has a higher one."""
+    return str(state.get("config-epoch", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,7 @@ class RedisClients:
     options: dict[str, Any]
     commands: CommandClient | None = None
     url: str = ""
-    sentinel: Sentinel | None = None
+    sentinel: EpochSentinel | None = None
     service: str = ""
 
 
@@ -77,7 +92,7 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     if not service:
         raise ConfigError("store.url: redis+sentinel:// needs a service name, as in redis+sentinel://host:26379/name")
     asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
-    make: Any = Sentinel
+    make: Any = EpochSentinel
     sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
     commands = sentinel.master_for(service, CommandClient, SentinelCommandPool, **UNTIMED)
     return RedisClients(sentinel.master_for(service), options, commands, sentinel=sentinel, service=service)
@@ -110,46 +125,6 @@ def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
 def credentials(rest: str) -> dict[str, str]:
     user, _, password = rest.partition("/")[0].rpartition("@")[0].partition(":")
     return {key: unquote(value) for key, value in (("username", user), ("password", password)) if value}
-
-
-async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
-    """Return the address of the primary, as reported by more than half of the queries.
-
-    Raises `StoreUnavailable` if two queries report different addresses, or if too few queries have succeeded after
-    `within_s` seconds.
-    """
-    tasks = [asyncio.ensure_future(one) for one in queries]
-    try:
-        await asyncio.wait(tasks, timeout=within_s)
-    finally:
-        for task in tasks:
-            task.cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-    found = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
-    if len(set(found)) > 1:
-        raise StoreUnavailable("a failover of the store is in progress; try again")
-    if 2 * len(found) <= len(answers):
-        raise StoreUnavailable(
-            f"no majority of the store's servers agreed on the primary within {within_s:g} s; "
-            "try again, check the servers, or raise `store.deadline_s`"
-        )
-    host, port = found[0]
-    return text(host), int(port)
-
-
-async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> tuple[str, int] | None:
-    """Return the address of the primary of `key` according to one cluster node.
-
-    None if this node knows no primary for the key.
-    """
-    slot = client.keyslot(key)
-    seen: Any = await client.cluster_slots(target_nodes=node)
-    for (first, last), servers in seen.items():
-        if first <= slot <= last:
-            host, port = servers["primary"]
-            # The host is empty if the node does not know its own address.
-            return text(host) or node.host, int(port)
-    return None
 
 
 def replicas_in(role: Any) -> int:

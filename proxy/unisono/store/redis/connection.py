@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
-from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from unisono.errors import StoreUnavailable, UnisonoError
-from unisono.store.redis.address import majority_address, open_clients, primary_seen_by, replicas_in, text
+from unisono.store.redis.address import open_clients, replicas_in, text
 from unisono.store.redis.cluster_writes import (
     MAX_REDIRECTIONS,
     REDIRECTIONS,
@@ -28,6 +27,7 @@ from unisono.store.redis.cluster_writes import (
     node_of,
 )
 from unisono.store.redis.command_client import Command
+from unisono.store.redis.history import WriteHistory, read_history
 from unisono.store.redis.script import Script
 from unisono.store.redis.trouble import is_failure_of_node, message_of, raise_first
 from unisono.store.write_errors import refusal
@@ -347,35 +347,26 @@ class Link:
                 return {}
             raise
 
-    async def current_history(self, key: str) -> str:
-        """Return the replication id of the primary of `key`; "" if the server does not permit INFO.
+    @property
+    def epoch(self) -> str:
+        """Epoch of the primary that the sentinels reported last; empty without sentinels.
 
-        Opens a new connection. Raises `StoreUnavailable`, also while sentinels or nodes disagree on the primary.
+        A newer epoch may exist as long as the connections to this primary work.
+        """
+        return self._server.sentinel.epoch if self._server.sentinel is not None else ""
+
+    async def current_history(self, key: str) -> WriteHistory:
+        """Return the history of the primary of `key`, as a majority of the servers names it now.
+
+        Raises `StoreUnavailable`, also while sentinels or nodes disagree on the primary.
         """
         return await self._bounded(self._read_history, key)
 
-    async def _read_history(self, key: str) -> str:
-        async with await self._find_primary(key) as primary:
-            try:
-                found = await primary.info("replication")
-            except NoPermissionError:
-                return ""
-        return str(found["master_replid"])
-
-    async def _find_primary(self, key: str) -> Redis:
-        server = self._server
-        if server.sentinel is not None:
-            calls = [one.sentinel_get_master_addr_by_name(server.service) for one in server.sentinel.sentinels]
-        elif isinstance(self._client, RedisCluster):
-            # All nodes are queried, because a node that was isolated or stalled does not know of a failover yet.
+    async def _read_history(self, key: str) -> WriteHistory:
+        if isinstance(self._client, RedisCluster):
             await self._read_slots(self._client)
-            nodes = self._client.get_nodes()
-            calls = [primary_seen_by(self._client, node, key) for node in nodes]
-        else:
-            return Redis.from_url(server.url, **server.options)
         # The other half of the deadline remains for the query of the primary.
-        host, port = await majority_address(calls, self._deadline_s / 2)
-        return Redis(host=host, port=port, **server.options)
+        return await read_history(self._server, key, self._deadline_s / 2)
 
     async def pubsub(self) -> PubSub:
         """Return an unconnected subscriber for any node, because messages reach all nodes."""

@@ -55,18 +55,26 @@ local function history()
   return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
 end
 
+-- Returns true if nothing shows that another server was the primary since the log was last known to be complete.
+-- Sentinel can name a former primary again without demoting it. The id of its history is then unchanged, but not the
+-- epoch. Records of earlier versions have no epoch.
+local function in_history(record, now, epoch)
+  local was = redis.call('HMGET', record, 'history', 'epoch')
+  return (not was[1] or was[1] == now) and (not was[2] or was[2] == epoch)
+end
+
 -- A failover may have lost a newer fence. If the current lease has the given fence, no newer fence was lost.
-local function owns_history(record, lease, given, now)
-  local was = redis.call('HGET', record, 'history')
-  if not was or was == now then return true end
+local function owns_history(record, lease, given, now, epoch)
+  if in_history(record, now, epoch) then return true end
   return string.match(redis.call('GET', lease) or '', '^(%d+):') == given
 end
 
 -- A write that begins exactly at the end of the log proves that the log is complete on this server, whose history is
 -- then recorded. A write that begins at the start of the log proves nothing.
-local function confirm_history(record, log, now)
+local function confirm_history(record, log, now, epoch)
   if log.first + log.first_byte == 0 or log.first ~= log.upto or log.first_byte ~= log.bytes then return end
-  if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
+  local was = redis.call('HMGET', record, 'history', 'epoch')
+  if was[1] ~= now or was[2] ~= epoch then redis.call('HSET', record, 'history', now, 'epoch', epoch) end
 end
 
 -- Number of the entry that closes a stream: no entry can follow it.
@@ -85,7 +93,7 @@ SAVE = Script(
     + """
 local record, stream, tokens, lease, fence, key, items, order = unpack(KEYS)
 local new, given, head, input, output = arg() == '1', arg(), arg(), arg(), arg()
-local terminal, ttl, log_ttl, channel, revision = arg(), arg(), arg(), arg(), arg()
+local terminal, ttl, log_ttl, channel, revision, epoch = arg(), arg(), arg(), arg(), arg(), arg()
 local add, log = read_items(), read_log()
 local was = redis.call('HMGET', record, 'head', 'input', 'output', 'terminal')
 if new and was[1] then
@@ -115,7 +123,7 @@ end
 no = check_log(log, stream, tokens)
 if no then return {no} end
 redis.call('HSET', record, 'head', head, 'output', output, 'terminal', terminal)
-if new then redis.call('HSET', record, 'input', input, 'history', history()) end
+if new then redis.call('HSET', record, 'input', input, 'history', history(), 'epoch', epoch) end
 redis.call('PEXPIRE', record, ttl)
 if talk then write_items(add, talk, key, items, order) end
 write_log(log, stream, tokens, ttl)
@@ -136,7 +144,7 @@ LOG = Script(
     + LOG_FUNCTIONS
     + """
 local record, stream, tokens, lease, fence = unpack(KEYS)
-local given, ttl, channel = arg(), arg(), arg()
+local given, ttl, channel, epoch = arg(), arg(), arg(), arg()
 local log = read_log()
 local terminal = redis.call('HGET', record, 'terminal')
 if not terminal then return {'missing'} end
@@ -144,11 +152,11 @@ local no = held(lease, fence, given)
 if no then return {no} end
 if terminal == '1' then return {'finished'} end
 local now = history()
-if not owns_history(record, lease, given, now) then return {'taken'} end
+if not owns_history(record, lease, given, now, epoch) then return {'taken'} end
 no = check_log(log, stream, tokens)
 if no then return {no} end
 write_log(log, stream, tokens, ttl)
-confirm_history(record, log, now)
+confirm_history(record, log, now, epoch)
 redis.call('PEXPIRE', record, ttl)
 redis.call('PUBLISH', channel, '')
 return {'ok'}
@@ -163,14 +171,15 @@ INHERIT = Script(
     + LOG_FUNCTIONS
     + """
 local record, stream, tokens, lease, fence = unpack(KEYS)
-local was = redis.call('HMGET', record, 'terminal', 'history', 'incomplete')
+local given, epoch = arg(), arg()
+local was = redis.call('HMGET', record, 'terminal', 'incomplete')
 if not was[1] then return {'missing'} end
-local no = held(lease, fence, arg())
+local no = held(lease, fence, given)
 if no then return {no} end
 if was[1] == '1' then return {'finished'} end
 local now = history()
-local incomplete = was[3] or (was[2] and was[2] ~= now)
-if was[2] ~= now then redis.call('HSET', record, 'history', now) end
+local incomplete = was[2] or not in_history(record, now, epoch)
+redis.call('HSET', record, 'history', now, 'epoch', epoch)
 if incomplete then redis.call('HSET', record, 'incomplete', '1') end
 return {'ok', {incomplete and 0 or 1, now}}
 """
