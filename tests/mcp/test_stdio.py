@@ -11,8 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
 
+import anyio
 import pytest
+from mcp.shared.message import SessionMessage
 
 from tests.e2e.processes import lives
 from tests.mcp.arguments import sent
@@ -20,6 +23,7 @@ from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
 from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.stdio import StdoutReader
 from unisono.mcp.stdio_lines import answered_request
 from unisono.mcp.subprocess_reaper import Watch
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
@@ -150,6 +154,59 @@ async def test_endless_line_makes_the_server_unavailable(upstream: Upstream) -> 
         with pytest.raises(ToolServerUnavailable):
             await host.list_tools(server)
     await host.aclose()
+
+
+FLOOD = """
+import sys
+while True:
+    sys.stdout.write("progress\\n" * 1000)
+"""
+FLOODED = (
+    "it wrote 2,000 consecutive lines to standard output that are not MCP messages; a tool server must write its log "
+    "to standard error."
+)
+
+
+async def test_flood_of_lines_that_are_not_messages_ends_the_process(tmp_path: Path) -> None:
+    host = McpHost(limits=McpLimits(ignored_lines=2000))
+    pid_file = tmp_path / "pid"
+    flood = f"import os\nopen({str(pid_file)!r}, 'w').write(str(os.getpid()))\n{FLOOD}"
+    server = ToolServer("a", command=script(flood), transport=ToolTransport.STDIO, configured=True)
+    async with asyncio.timeout(10):
+        with pytest.raises(ToolServerUnavailable, match=f"The tool server 'a' cannot be used: {FLOODED}"):
+            await host.list_tools(server)
+    await until_ended(int(pid_file.read_text()))
+    await host.aclose()
+
+
+async def test_flood_during_a_call_is_reported_to_the_caller() -> None:
+    host = McpHost(limits=McpLimits(ignored_lines=2000))
+    command = script(RAW_SERVER.format(lines={"loud": b"progress\n" * 3000}))
+    server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
+    async with asyncio.timeout(10):
+        outcome = await host.call(server, "loud", sent({}))
+        assert outcome.text == f"The tool server did not answer: {FLOODED} The tool may or may not have run."
+        # The next call starts the program again.
+        assert (await host.call(server, "other", sent({}))).text == "acted"
+    await host.aclose()
+
+
+async def test_buffered_lines_that_are_not_messages_do_not_block_the_event_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stdout = asyncio.StreamReader()
+    stdout.feed_data(b"progress\n" * 10_000)
+    stdout.feed_eof()
+    to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    reader = StdoutReader("a", McpLimits(ignored_lines=1_000_000), WeakValueDictionary(), lambda: None)
+    reading = asyncio.create_task(reader.read(stdout, to_session))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    from_server.close()
+    assert turns > 500
+    assert len(caplog.records) == 1
 
 
 # Program of a tool server. For a tool whose name is a key of `LINES`, it answers with the line given there. The tool

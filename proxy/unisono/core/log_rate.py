@@ -18,10 +18,10 @@ class RateLimitedWarning:
         self._next_at = 0.0
         self._omitted = 0
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, **extra: str) -> None:
         now = time.monotonic()
         if now < self._next_at:
             self._omitted += 1
             return
-        self._logger.warning(message, extra={"omitted": self._omitted})
+        self._logger.warning(message, extra={**extra, "omitted": self._omitted})
         self._next_at, self._omitted = now + self._interval_s, 0

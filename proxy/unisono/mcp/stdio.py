@@ -1,9 +1,10 @@
 """Tool server as a child process: one JSON message per line on standard input and output.
 
 The SDK's own transport accepts lines of any length, copies the partial line at every read, and ignores invalid answers.
-With this transport, an answer that is invalid or too large makes its call fail at once. The process leads its own
-process group, and the whole group is ended at shutdown, even if the gateway is killed. The process sees only the
-configured environment and a few harmless variables. The beginning of its standard error is logged.
+With this transport, an answer that is invalid or too large makes its call fail at once. A process that writes many
+consecutive lines that are not messages is ended. The process leads its own process group, and the whole group is ended
+at shutdown, even if the gateway is killed. The process sees only the configured environment and a few harmless
+variables. The beginning of its standard error is logged.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -31,6 +33,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
+from unisono.core.log_rate import RateLimitedWarning
 from unisono.core.tools import Command
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits
@@ -46,6 +49,8 @@ GRACE_S: Final = 1.0
 # Maximum number of logged lines of a server's standard error. Further lines are read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
+# Number of ignored lines of standard output after which other tasks run. A line takes up to a millisecond.
+IGNORED_LINES_PER_TURN: Final = 16
 # Error message instead of an answer that the gateway cannot read. The module `calls` recognises this message by its
 # beginning, which is the same in the SDK's own errors.
 UNREADABLE: Final = "Failed to parse the answer."
@@ -72,11 +77,13 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
         limit=limits.answer_bytes,
         start_new_session=True,
     )
+    assert child.stdout is not None
     to_session, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     exchanges = Exchanges()
+    reader = StdoutReader(label, limits, exchanges, partial(_signal, child, signal.SIGTERM))
     pumps = (
-        asyncio.create_task(_read(child, to_session, label, limits, exchanges)),
+        asyncio.create_task(reader.read(child.stdout, to_session)),
         asyncio.create_task(_write(child, from_session, to_session, exchanges)),
         asyncio.create_task(_log(child, label)),
     )
@@ -100,63 +107,86 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
                 stream.close()
 
 
-async def _read(
-    child: asyncio.subprocess.Process,
-    to_session: MemoryObjectSendStream[SessionMessage | Exception],
-    label: str,
-    limits: McpLimits,
-    exchanges: Exchanges,
-) -> None:
-    assert child.stdout is not None
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await _messages(child.stdout, to_session, label, limits, exchanges)
-    to_session.close()
-    # Read the rest, because a server that is blocked on its output does not notice that its input was closed.
-    while await child.stdout.read(1 << 16):
-        pass
+class StdoutReader:
+    """Reader of the standard output of a server; passes the messages in it to the session."""
 
+    def __init__(self, label: str, limits: McpLimits, exchanges: Exchanges, terminate: Callable[[], None]) -> None:
+        self._terminate = terminate  # ends the server
+        self._about = {"tool_server": label}
+        self._limits = limits
+        self._exchanges = exchanges
+        self._ignored_line, self._invalid_answer = RateLimitedWarning(log), RateLimitedWarning(log)
 
-async def _messages(
-    stdout: asyncio.StreamReader,
-    to_session: MemoryObjectSendStream[SessionMessage | Exception],
-    label: str,
-    limits: McpLimits,
-    exchanges: Exchanges,
-) -> None:
-    while True:
-        try:
-            line = await read_line(stdout, limits.answer_bytes)
-        except EndlessLine:
-            log.warning("tool server wrote an extremely long line; its session ends", extra={"tool_server": label})
-            return
-        if not line.data:
-            return
-        if (message := await _to_message(line, label, limits, exchanges)) is not None:
-            await to_session.send(SessionMessage(message))
-
-
-async def _to_message(line: Line, label: str, limits: McpLimits, exchanges: Exchanges) -> JSONRPCMessage | None:
-    """Return the message in a line.
-
-    If the line is an answer that is invalid or too large, returns an error answer to the same request instead. Returns
-    None for any other line that is not a message.
-    """
-    problem = too_large(limits.answer_bytes) if line.is_too_large else ""
-    if not problem:
-        try:
-            return jsonrpc_message_adapter.validate_json(await trim(line.data, limits), by_name=False)
-        except TrimLimitReached as error:
-            problem = too_large(error.limit, "JSON tokens")
-        except ValueError:
+    async def read(
+        self, stdout: asyncio.StreamReader, to_session: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._pass_messages(stdout, to_session)
+        to_session.close()
+        # Read the rest, because a server that is blocked on its output does not notice that its input was closed.
+        while await stdout.read(1 << 16):
             pass
-    about, request_id = {"tool_server": label}, answered_request(line.data)
-    if request_id is None:
-        log.warning("tool server wrote a line that is too large or not a JSON-RPC message; line ignored", extra=about)
-        return None
-    log.warning("tool server sent an invalid answer: %s", problem or "it is not a JSON-RPC message", extra=about)
-    if problem and (exchange := exchanges.get(request_id)) is not None:
-        exchange.is_too_large, exchange.problem = True, problem
-    return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=PARSE_ERROR, message=UNREADABLE))
+
+    async def _pass_messages(
+        self, stdout: asyncio.StreamReader, to_session: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        ignored = 0
+        while True:
+            try:
+                line = await read_line(stdout, self._limits.answer_bytes)
+            except EndlessLine:
+                self._end_session("it wrote an extremely long line to standard output")
+                return
+            if not line.data:
+                return
+            if (message := await self._to_message(line)) is not None:
+                ignored = 0
+                await to_session.send(SessionMessage(message))
+                continue
+            ignored += 1
+            if ignored == self._limits.ignored_lines:
+                self._end_session(
+                    f"it wrote {ignored:,} consecutive lines to standard output that are not MCP messages; a tool "
+                    "server must write its log to standard error"
+                )
+                return
+            # `read_line` does not suspend while a line is buffered, and millions of lines may be buffered.
+            if ignored % IGNORED_LINES_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _end_session(self, problem: str) -> None:
+        """End the server; record the reason in the log and for callers that wait for an answer."""
+        log.warning("the session of a tool server ends: %s", problem, extra=self._about)
+        for exchange in list(self._exchanges.values()):
+            exchange.problem = exchange.problem or problem
+        self._terminate()
+
+    async def _to_message(self, line: Line) -> JSONRPCMessage | None:
+        """Return the message in a line.
+
+        If the line is an answer that is invalid or too large, returns an error answer to the same request instead.
+        Returns None for any other line that is not a message.
+        """
+        problem = too_large(self._limits.answer_bytes) if line.is_too_large else ""
+        if not problem:
+            try:
+                return jsonrpc_message_adapter.validate_json(await trim(line.data, self._limits), by_name=False)
+            except TrimLimitReached as error:
+                problem = too_large(error.limit, "JSON tokens")
+            except ValueError:
+                pass
+        request_id = answered_request(line.data)
+        if request_id is None:
+            self._ignored_line.warn(
+                "tool server wrote a line that is too large or not a JSON-RPC message; line ignored", **self._about
+            )
+            return None
+        self._invalid_answer.warn(
+            f"tool server sent an invalid answer: {problem or 'it is not a JSON-RPC message'}", **self._about
+        )
+        if problem and (exchange := self._exchanges.get(request_id)) is not None:
+            exchange.is_too_large, exchange.problem = True, problem
+        return JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=PARSE_ERROR, message=UNREADABLE))
 
 
 async def _write(
