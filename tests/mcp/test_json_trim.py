@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
+from httpx2 import EventSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +19,15 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.response_filter import QUICK_TOKENS, TrimLimitReached, children, trim_in_thread
+from unisono.mcp.exchange import Exchange
+from unisono.mcp.response_filter import (
+    QUICK_TOKENS,
+    EventStreamBody,
+    TrimLimitReached,
+    children,
+    fields_of,
+    trim_in_thread,
+)
 
 LIMITS = McpLimits()
 
@@ -168,3 +179,52 @@ async def test_reading_a_large_answer_does_not_block_the_loop(
     assert outcome.text
     assert not outcome.outcome_unknown
     assert longest < 0.15
+
+
+class _Read(httpx2.AsyncByteStream):
+    """Body that one read returns."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+
+# case: (bytes of one read, lower bound of the turns of the event loop while they are parsed)
+FLOODS = {
+    "empty events": (b"\n\n" * 16_000, 500),
+    "events without a message": (b"data:\n\n" * 8_000, 250),
+    "events of many comments": ((b":\n" * 30_000 + b"\n") * 20, 8),
+}
+
+
+@pytest.mark.parametrize(("data", "least"), FLOODS.values(), ids=FLOODS)
+async def test_events_of_one_read_do_not_block_the_event_loop(data: bytes, least: int) -> None:
+    body = EventStreamBody(_Read(data), Exchange(), McpLimits())
+
+    async def parse() -> None:
+        request, headers = httpx2.Request("POST", "http://a.example/"), {"content-type": "text/event-stream"}
+        async for _ in EventSource(httpx2.Response(200, headers=headers, stream=body, request=request)):
+            pass
+
+    parsing = asyncio.create_task(parse())
+    turns = 0
+    while not parsing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await parsing
+    assert turns > least
+
+
+# case: (event, the lines and the data that are passed on)
+LARGE_EVENTS = {
+    "comments and unknown fields": (b":\n" * 5 + b"a: b\ndata: 1\n\n", ([], b"1")),
+    "repeated fields": (b"id: 1\nevent: x\nid: 2\ndata:1\n\n", ([b"id: 2", b"event: x"], b"1")),
+    "several lines of data": (b"data: [1,\r\ndata: 2]\r\n\r\n", ([], b"[1, 2]")),
+}
+
+
+@pytest.mark.parametrize(("event", "fields"), LARGE_EVENTS.values(), ids=LARGE_EVENTS)
+def test_large_event_is_passed_on_with_one_line_for_each_field(event: bytes, fields: tuple[list[bytes], bytes]) -> None:
+    assert fields_of(event) == fields

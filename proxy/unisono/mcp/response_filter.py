@@ -189,6 +189,13 @@ def too_large(most: int, unit: str = "bytes") -> str:
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+# Other tasks run after this many bytes of events. An event counts as at least `MIN_EVENT_BYTES`, because the SDK takes
+# up to a tenth of a millisecond for an empty one.
+BYTES_PER_TURN: Final = 64 * 1024
+MIN_EVENT_BYTES: Final = 4 * 1024
+# Fields of an event other than its data. Of repeated fields, the last one counts.
+_FIELDS: Final = frozenset({b"event", b"id", b"retry"})
+_WITHOUT_LINES: Final = bytes.maketrans(b"\r\n", b"  ")
 # Longest alternative first, so that CRLF counts as one line end.
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
@@ -248,6 +255,7 @@ class EventStreamBody(_Body):
         super().__init__(inner, exchange, limits)
         self._buffer = bytearray()
         self._ready: deque[bytes] = deque()
+        self._unpaused = 0
         self._is_complete = False
 
     async def __anext__(self) -> bytes:
@@ -259,7 +267,13 @@ class EventStreamBody(_Body):
             except StopAsyncIteration:
                 self._is_complete = True
                 self._ready.append(bytes(self._buffer))
-        return self._ready.popleft()
+        event = self._ready.popleft()
+        # One read may contain thousands of events, and the SDK skips empty ones without a pause.
+        self._unpaused += max(len(event), MIN_EVENT_BYTES)
+        if self._unpaused >= BYTES_PER_TURN:
+            self._unpaused = 0
+            await asyncio.sleep(0)
+        return event
 
     async def _feed(self, chunk: bytes) -> None:
         # The end of an event may be split between two chunks.
@@ -271,14 +285,21 @@ class EventStreamBody(_Body):
             self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._trim_event(event))
             begin = end.end()
         if len(self._buffer) - begin > self._limits.answer_bytes:
-            self._ready.append(bytes(self._buffer))
+            # The SDK would parse millions of lines before it rejects the event.
+            self._ready.append(bytes(self._buffer.translate(_WITHOUT_LINES)))
             begin = len(self._buffer)
         self._buffer = self._buffer[begin:]
 
     async def _trim_event(self, event: bytes) -> bytes:
         """Return the event with trimmed data on one line."""
-        lines = _LINE_END.split(event)
-        data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
-        others = [line for line in lines if line and not line.startswith(b"data:")]
-        # In JSON a line break stands between two values, so a space is equivalent.
-        return b"\n".join([*others, b"data: " + await self._trim(b" ".join(data)), b"", b""])
+        others, data = await asyncio.to_thread(fields_of, event)
+        return b"\n".join([*others, b"data: " + await self._trim(data), b"", b""])
+
+
+def fields_of(event: bytes) -> tuple[list[bytes], bytes]:
+    """Return the lines of an event other than its data and comments, and its data on one line."""
+    lines = _LINE_END.split(event)
+    others = {name: line for line in lines if (name := line.partition(b":")[0]) in _FIELDS}
+    data = (line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+    # In JSON a line break stands between two values, so a space is equivalent.
+    return list(others.values()), b" ".join(data)
