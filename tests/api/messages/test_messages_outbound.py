@@ -181,6 +181,35 @@ def test_server_tool_calls_are_followed_by_their_sealed_results(events: list[Eve
     assert SEALER.session(TENANT, sealed) == "a talk"
 
 
+def program(text: str, *, is_error: bool = False, **facts: Json) -> ToolOutcome:
+    return ToolOutcome(text, is_error, structured=dict(facts) or None)
+
+
+# case: (outcome of the call, stdout, stderr, return code)
+PROGRAMS: dict[str, tuple[ToolOutcome, str, str, int]] = {
+    "success": (program("42", exit_code=0, timed_out=False), "42", "", 0),
+    "an exception": (program("ZeroDivisionError", exit_code=1, timed_out=False), "", "ZeroDivisionError", 1),
+    "an exit code": (program("bye", exit_code=3, timed_out=False), "", "bye", 3),
+    "a signal": (program("killed", exit_code=-9, timed_out=False), "", "killed", -9),
+    "a time limit": (program("late", exit_code=None, timed_out=True), "", "late", 1),
+    "a time limit after a caught signal": (program("late", exit_code=0, timed_out=True), "", "late", 1),
+    "an unknown exit code": (program("stopped", exit_code=None, timed_out=False), "", "stopped", 1),
+    "a server without exit codes": (program("42"), "42", "", 0),
+    "a server with another exit code": (program("42", exit_code="none"), "42", "", 0),
+    "a failed call": (program("unreachable", is_error=True), "", "unreachable", 1),
+}
+
+
+@pytest.mark.parametrize(("outcome", "stdout", "stderr", "code"), PROGRAMS.values(), ids=PROGRAMS)
+def test_failed_program_has_a_return_code_and_its_text_in_stderr(
+    outcome: ToolOutcome, stdout: str, stderr: str, code: int
+) -> None:
+    _, result = contents([*server_call("python", "", "main()", outcome), finished()])
+    content = result["content"]
+    assert content["type"] == "code_execution_result"
+    assert (content["stdout"], content["stderr"], content["return_code"]) == (stdout, stderr, code)
+
+
 LARGE_NUMBER = '{"wei": 123456789012345678901234567890}'
 
 

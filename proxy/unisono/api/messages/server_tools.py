@@ -256,14 +256,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     name = name_of(ran.item)
     facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
     if name == CODE:
-        content: Any = {
-            "type": "code_execution_result",
-            "stdout": "" if ran.outcome.is_error else ran.text_for_model,
-            "stderr": ran.text_for_model if ran.outcome.is_error else "",
-            "return_code": int(ran.outcome.is_error),
-            "content": [],
-            SEALED: sealed,
-        }
+        content: Any = _code_result(ran, sealed)
     elif ran.outcome.is_error:
         code = ERROR_CODES.get(ran.rule, UNAVAILABLE)
         content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
@@ -292,6 +285,31 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         # The first result of a search contains the seal. Without hits, there is no first result.
         **({} if content else {SEALED: sealed}),
     }
+
+
+def _code_result(ran: Ran, sealed: str) -> dict[str, Any]:
+    return_code = _return_code(ran)
+    return {
+        "type": "code_execution_result",
+        # A tool server returns one text. Clients look for the cause of a failure in `stderr`.
+        "stdout": "" if return_code else ran.text_for_model,
+        "stderr": ran.text_for_model if return_code else "",
+        "return_code": return_code,
+        "content": [],
+        SEALED: sealed,
+    }
+
+
+def _return_code(ran: Ran) -> int:
+    """Return the exit code of a program, or 1 if it failed without one.
+
+    The text of a failed program is not an error of the tool server, which reports the exit code instead.
+    """
+    facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
+    code = facts.get("exit_code", 0)
+    # The exit code of a program that was stopped may be unknown.
+    has_failed = ran.outcome.is_error or code is None or facts.get("timed_out") is True
+    return code if type(code) is int and code else int(has_failed)
 
 
 def _search_result(ran: Ran, sealed: str) -> dict[str, Any]:
