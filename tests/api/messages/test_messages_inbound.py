@@ -32,7 +32,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.tool_approvals import Approval
-from unisono.core.tools import ToolServer
+from unisono.core.tools import ToolNames, ToolServer
 from unisono.engine.request import ForcedCalls
 from unisono.errors import UnisonoError
 
@@ -530,6 +530,25 @@ def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> N
         generation_of(model, messages=[QUESTION, assistant(use, of_another_tenant)], **force).session
         == f"{TENANT}\0req_1"
     )
+
+
+# case: (name of the server and of its tool, name that the prompt declares)
+UNSEALED_CALLS = {
+    "usual names": ("docs", "echo", "docs__echo"),
+    "the name of a client's tool": ("docs", "look", next(iter(ToolNames([("docs", "look")], ["docs__look"])))),
+    "a long name": ("docs", "x" * 64, next(iter(ToolNames([("docs", "x" * 64)])))),
+    "no server": (None, "echo", "echo"),
+}
+
+
+@pytest.mark.parametrize(("server", "tool", "name"), UNSEALED_CALLS.values(), ids=UNSEALED_CALLS)
+def test_unsealed_call_of_an_mcp_server_has_the_declared_name(server: str | None, tool: str, name: str) -> None:
+    use = {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": tool, "server_name": server, "input": {}}
+    result = {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1", "is_error": False, "content": [text("x")]}
+    own = {"name": "docs__look", "input_schema": {"type": "object"}}
+    made = generation_of(messages=[QUESTION, assistant(use, result), QUESTION], tools=[own])
+    items = made.request.conversation.items
+    assert [item.name for item in items if isinstance(item, AssistantCall | ToolResult)] == [name, name]
 
 
 def test_unavailable_tools_are_skipped_with_a_note() -> None:

@@ -69,6 +69,12 @@ class ServerUseBlock(ContentBlock):
     name: ToolName
     input: dict[str, Any]
 
+    @property
+    def mcp_server(self) -> str:
+        """Label of the MCP server that has the tool; "" for a builtin tool."""
+        label = (self.model_extra or {}).get("server_name")
+        return label if isinstance(label, str) else ""
+
 
 class ServerResultBlock(ContentBlock):
     """The result of a server tool call. The form of `content` depends on the tool.

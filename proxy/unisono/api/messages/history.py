@@ -54,6 +54,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
+from unisono.core.tools import ToolNames
 from unisono.errors import InvalidRequest
 
 # Prefix of a failed tool result, because Harmony has no field for a failure.
@@ -84,16 +85,23 @@ class HistoryReader:
 
     `seals` may be None if no block is sealed or signed. `deferred` contains the deferred tools by name. The model sees
     the declaration of a deferred tool at the position of the first `tool_reference` with the tool's name.
+    `client_tools` are the names of the client's tools.
     """
 
     def __init__(
-        self, tenant: str, seals: SealedBlocks | None = None, deferred: Mapping[str, FunctionTool] | None = None
+        self,
+        tenant: str,
+        seals: SealedBlocks | None = None,
+        deferred: Mapping[str, FunctionTool] | None = None,
+        client_tools: Iterable[str] = (),
     ) -> None:
         self.history = History()
         self.notes = self.history.notes
         self._tenant = tenant
         self._seals = seals
         self._deferred = deferred or {}
+        # Names of the tools of MCP servers in calls that are not sealed.
+        self._names = ToolNames(reserved=client_tools)
         # Server tool calls of the current message with their results, as this gateway sealed them, by call id.
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
         # Ids of all server tool calls in the current message.
@@ -295,7 +303,8 @@ class HistoryReader:
                 self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
                 sealed_call = self._sealed.get(known_id(block.id))
-                own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
+                name = self._names.add(block.mcp_server, block.name) if block.mcp_server else block.name
+                own = AssistantCall(known_id(block.id), name, to_arguments(block.input))
                 self.history.call(own if sealed_call is None else sealed_call[0])
             case ServerResultBlock():
                 self._server_result(at, block)

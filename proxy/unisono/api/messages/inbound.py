@@ -216,7 +216,7 @@ def to_conversation(
     """
     tools = preamble.tools
     deferred = deferred_tools(request, tools)
-    reading = HistoryReader(tenant, seals, deferred)
+    reading = HistoryReader(tenant, seals, deferred, (tool.name for tool in tools))
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if not _is_preface(message)), len(messages))
     instructions = [_without_billing(block.text) for block in request.system]
