@@ -149,6 +149,49 @@ async def test_old_tool_uses_are_cleared(bench: Bench, edit: Json, results: str,
     )
 
 
+def mcp_uses(*words: str) -> list[Json]:
+    """Return the messages of a loop of calls to an MCP server, whose results are not sealed."""
+    blocks: list[Json] = []
+    for word in words:
+        use = {"type": "mcp_tool_use", "id": f"mcptoolu_{word}", "name": "look", "server_name": "docs"}
+        content = [{"type": "text", "text": f"out-{word} " * 60}]
+        result = {"type": "mcp_tool_result", "tool_use_id": f"mcptoolu_{word}", "is_error": False, "content": content}
+        blocks += [use | {"input": {"into": f"in-{word}"}}, result]
+    return [user("Is there tea?"), {"role": "assistant", "content": blocks}, user("And now?")]
+
+
+FEW = {"trigger": tokens(100), "keep": tool_uses(1)}
+MCP_LOOP = mcp_uses("a", "b", "c")
+OWN_LOOP = [user("Is there tea?"), *uses(("docs__look", "a"), ("docs__look", "b"), ("docs__look", "c"))]
+OWN_TOOL = {"name": "docs__look", "input_schema": {"type": "object"}}
+# case: (messages and tools, fields of the edit, words of cleared results, words of cleared inputs)
+NAMED: dict[str, tuple[Json, Json, str, str]] = {
+    "no name": ({"messages": MCP_LOOP}, FEW, "ab", ""),
+    "an excluded tool": ({"messages": MCP_LOOP}, {**FEW, "exclude_tools": ["look"]}, "", ""),
+    "another excluded tool": ({"messages": MCP_LOOP}, {**FEW, "exclude_tools": ["smell"]}, "ab", ""),
+    "inputs of a tool": ({"messages": MCP_LOOP}, {**FEW, "clear_tool_inputs": ["look"]}, "ab", "ab"),
+    "a similar name of the client": (
+        {"messages": OWN_LOOP, "tools": [OWN_TOOL]},
+        {**FEW, "exclude_tools": ["look"]},
+        "ab",
+        "",
+    ),
+}
+
+
+@pytest.mark.sampled(one_in=4)
+@pytest.mark.parametrize(("fields", "edit", "results", "inputs"), NAMED.values(), ids=NAMED)
+async def test_edits_name_tools_of_mcp_servers_as_their_blocks_do(
+    bench: Bench, fields: Json, edit: Json, results: str, inputs: str
+) -> None:
+    bench.say(ANSWER)
+    await bench.message(**fields, **clear(**edit))
+    [prompt] = bench.prompts
+    assert [word for word in "abc" if f"out-{word}" not in prompt] == list(results)
+    assert [word for word in "abc" if f"in-{word}" not in prompt] == list(inputs)
+    assert "functions.docs__look to=assistant" in prompt
+
+
 # The third turn has no answer: the user interrupted it, so that its reasoning stays in the prompt.
 async def test_old_thinking_is_cleared(bench: Bench) -> None:
     calls = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"sky"}<|call|>'

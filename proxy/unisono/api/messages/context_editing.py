@@ -22,6 +22,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
+from unisono.core.tools import SEPARATOR, ToolNames
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
 
 # Text that the model reads instead of a cleared result.
@@ -54,7 +55,7 @@ async def edited(service: GenerationService, request: GenerationRequest, edits: 
     """
     applied: list[dict[str, Any]] = []
     original = tokens = None
-    for edit in edits:
+    for edit in (_with_model_names(edit, request) for edit in edits):
         conversation, count = _cleared(request.conversation, edit)
         if not count or isinstance(edit, CompactEdit):
             continue
@@ -69,6 +70,26 @@ async def edited(service: GenerationService, request: GenerationRequest, edits: 
         applied.append({"type": edit.type, COUNTED[edit.type]: count, "cleared_input_tokens": tokens - left})
         request, tokens = changed, left
     return EditedRequest(request, tuple(applied), original, tokens)
+
+
+def _with_model_names(edit: Edit, request: GenerationRequest) -> Edit:
+    """Return the edit with the model's names of tools, in addition to those that clients know."""
+    if not isinstance(edit, ClearToolUses):
+        return edit
+    conversation = request.conversation
+    client = frozenset(tool.name for tool in (*conversation.preamble.tools, *conversation.deferred))
+    labels = {server.label for server in request.server_tools.servers} if request.server_tools else set()
+    # The conversation may contain calls to servers that this request does not name.
+    called = (item.name for item in conversation.items if isinstance(item, AssistantCall) and item.name not in client)
+    labels |= {label for name in called if (label := name.partition(SEPARATOR)[0]) != name}
+
+    def known(names: Collection[str]) -> list[str]:
+        builtin = (own for own, shown in CLIENT_NAMES.items() if shown in names)
+        return [*names, *builtin, *ToolNames(((label, name) for label in labels for name in names), reserved=client)]
+
+    inputs = edit.clear_tool_inputs
+    names = {"exclude_tools": known(edit.exclude_tools or ())}
+    return edit.model_copy(update=names | ({"clear_tool_inputs": known(inputs)} if isinstance(inputs, list) else {}))
 
 
 def _cleared(conversation: Conversation, edit: Edit) -> tuple[Conversation, int]:
@@ -98,7 +119,7 @@ def without_tool_uses(conversation: Conversation, edit: ClearToolUses) -> tuple[
     for position in results[: max(0, len(results) - edit.keep.value)]:
         result = items[position]
         assert isinstance(result, ToolResult)
-        if not _is_named(result.name, edit.exclude_tools or ()):
+        if result.name not in (edit.exclude_tools or ()):
             items[position] = replace(result, output=CLEARED_RESULT)
             cleared.add(result.call_id)
             count += 1
@@ -109,13 +130,9 @@ def _without_arguments(item: Item, cleared: Collection[str], edit: ClearToolUses
     wanted = edit.clear_tool_inputs
     if not isinstance(item, AssistantCall) or item.call_id not in cleared or not wanted:
         return item
-    if wanted is True or _is_named(item.name, wanted):
+    if wanted is True or item.name in wanted:
         return replace(item, arguments=CLEARED_ARGUMENTS, tokens=())
     return item
-
-
-def _is_named(name: str, names: Collection[str]) -> bool:
-    return name in names or CLIENT_NAMES.get(name) in names
 
 
 def without_thinking(conversation: Conversation, edit: ClearThinking) -> tuple[Conversation, int]:
