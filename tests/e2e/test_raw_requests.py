@@ -223,7 +223,7 @@ UPGRADES: dict[str, Case] = {
 }
 PIPELINES: dict[str, Case] = {
     "two requests": (HEALTH_REQUEST * 2, [200, 200], OPEN),
-    "a thousand requests": (HEALTH_REQUEST * 1000, [200] * 1000, OPEN),
+    "a hundred requests": (HEALTH_REQUEST * 100, [200] * 100, OPEN),
     "requests with bodies": (CHAT_REQUEST * 3, [200, 200, 200], OPEN),
     "after a rejected request": (post(b"content-type: text/plain\r\n", LENGTH) + HEALTH_REQUEST, [415, 200], OPEN),
     "after a request that is too large": (

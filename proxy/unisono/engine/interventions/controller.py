@@ -183,10 +183,7 @@ class InterventionController:
         self.step.header_end = end if edit.header else -1
 
     def finish(self, *, handed: bool, is_stopped: bool) -> None:
-        """Record unmet requirements.
-
-        `handed`: the client continues the answer in another request. `is_stopped`: a stop string ended the answer.
-        """
+        """Record unmet requirements; the parameters are those of `Obligations.finish`."""
         self.obligations.finish(has_call=self.step.has_call, handed=handed, is_stopped=is_stopped)
 
     # -- prompt edits
