@@ -153,6 +153,23 @@ async def test_a_reload_finds_an_adapter_that_was_installed_meanwhile(monkeypatc
     assert [status.name for status in reloaded.status()] == ["sglang-1"]
 
 
+async def test_metrics_and_fidelity_use_the_names_after_a_reload() -> None:
+    async with FakeVllm(tokens=TOKENS) as first, FakeVllm(tokens=TOKENS) as second, FakeVllm(tokens=TOKENS) as third:
+        # Deployments without an id are named by their position.
+        entries = [entry("gpt-oss", "vllm/tiny", fake.url) for fake in (first, second, third)]
+        before, after = (
+            parse({"model_list": kept, "unisono": {"fidelity": {"gpt-oss": {"reference": reference}}}}, {}).config
+            for kept, reference in ((entries, "vllm-3"), (entries[1:], "vllm-1"))
+        )
+        async with running(build(before)) as old, running(build(after, keep=old.state.gateway)) as new:
+            page = await new.state.gateway.parts.observing.metrics_page()
+            [model] = new.state.gateway.pool.members().values()
+    up = {line for line in page.decode().splitlines() if line.startswith("unisono_backend_up{")}
+    assert up == {f'unisono_backend_up{{backend="vllm-{number}",model="gpt-oss"}} 1.0' for number in (1, 2)}
+    compared = [(live.name, live.fidelity and live.fidelity.reference) for live in model]
+    assert compared == [("vllm-1", None), ("vllm-2", "vllm-1")]
+
+
 async def test_requests_are_answered_by_backends_of_different_kinds() -> None:
     async with FakeVllm(tokens=TOKENS) as vllm, FakeMlxServer(text=ANSWER.removesuffix("<|return|>")) as mlx:
         app = built(

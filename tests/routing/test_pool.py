@@ -318,7 +318,9 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
         clock=clock,
     )
     assert kept.name == "a"
+    assert new.names() == [("m", "renamed"), ("other", "c")]
     new.start()
+    assert new.names() == [("m", "renamed"), ("other", "c")]
     assert (kept.name, kept.candidate.weight) == ("renamed", 3)
     assert new.status()[0].state == "ready"
     await old.aclose()

@@ -110,9 +110,9 @@ def _plan(model: str, settings: FidelitySettings, pool: RoutingPool) -> Fidelity
     members = _members(model, pool)
     if not members:
         raise ConfigError(f"{path}: no gpt-oss backend has this `model_name`; use a `model_name` from `model_list`")
-    reference = next((live for live in members if live.name == settings.reference), None)
+    reference = next((live for live in members if pool.terms_of(live).name == settings.reference), None)
     if reference is None:
-        known = ", ".join(live.name for live in members)
+        known = ", ".join(pool.terms_of(live).name for live in members)
         raise ConfigError(f"{path}.reference: the model has no backend `{settings.reference}`; backends: {known}")
     return FidelityPlan(
         model,
@@ -128,13 +128,13 @@ def _shadow_plan(
     path: str, entry: ModelEntry, name: str, settings: FidelitySettings, pool: RoutingPool
 ) -> FidelityPlan:
     members = _members(entry.model_name, pool)
-    source = next((live for live in members if live.name == entry.unisono.shadow), None)
+    source = next((live for live in members if pool.terms_of(live).name == entry.unisono.shadow), None)
     if source is None:
-        known = ", ".join(live.name for live in members if live.name != name)
+        known = ", ".join(other for live in members if (other := pool.terms_of(live).name) != name)
         raise ConfigError(
             f"{path}: no other gpt-oss backend of this model is `{entry.unisono.shadow}`; backends: {known}"
         )
-    shadow = next(live for live in pool.members()[entry.model_name] if live.name == name)
+    shadow = next(live for live in pool.members()[entry.model_name] if pool.terms_of(live).name == name)
     # A shadow serves no clients, so it needs no quarantine.
     limits = _limits(settings, quarantine_s=0.0)
     return FidelityPlan(entry.model_name, source, [shadow], settings.sample, settings.budget, limits, shadow)
@@ -142,7 +142,8 @@ def _shadow_plan(
 
 def _members(model: str, pool: RoutingPool) -> list[LiveDeployment]:
     """Return the gpt-oss deployments of a model, except shadows, which have their own monitors."""
-    return [live for live in pool.members().get(model, ()) if not live.passes and not live.terms.shadow_of]
+    members = pool.members().get(model, ())
+    return [live for live in members if not live.passes and not pool.terms_of(live).shadow_of]
 
 
 def _limits(settings: FidelitySettings, quarantine_s: float) -> DriftLimits:

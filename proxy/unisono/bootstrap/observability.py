@@ -236,7 +236,7 @@ class Observing:
                 metrics = self.metrics
                 metrics.know(
                     models=[model.name for model in catalogue.groups()],
-                    backends=[(model, live.name) for model, members in pool.members().items() for live in members],
+                    backends=pool.names(),
                     servers=config.mcp_servers,
                     kinds=kinds_of(config),
                 )

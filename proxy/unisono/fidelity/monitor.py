@@ -99,7 +99,7 @@ class FidelityMonitor:
         self._sink = sink
         self._count = count
         self._clock = clock
-        self._live = {each.name: each for each in plan.watched}
+        self._live: dict[str, WatchedDeployment] = {}
         self._detectors: dict[str, DriftDetector] = {}
         self._queue: deque[LiveSample] = deque()
         self._arrived = asyncio.Event()
@@ -110,10 +110,12 @@ class FidelityMonitor:
     @property
     def names(self) -> Collection[str]:
         """Names of the monitored deployments."""
-        return self._live.keys()
+        return [live.name for live in self._plan.watched]
 
     def start(self) -> None:
         """Set the fidelity of the monitored deployments, and score answers until `aclose` is called."""
+        # A reload may rename deployments when the new pool starts.
+        self._live = {live.name: live for live in self._plan.watched}
         for live in self._plan.watched:
             detector = self._detectors[live.name] = DriftDetector(self._plan.limits, self._status(live))
             live.set_fidelity(detector.status)

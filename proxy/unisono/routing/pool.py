@@ -339,6 +339,17 @@ class RoutingPool:
             found[group.model] = [*found.get(group.model, ()), *group.members]
         return found
 
+    def terms_of(self, live: LiveDeployment) -> DeploymentConfig:
+        """Return the configuration that a deployment of this pool has from `start` on.
+
+        Until then, a carried deployment has the name and the configuration that it has in the earlier pool.
+        """
+        return next((carried.terms for carried in self._resources if carried.live is live), live.terms)
+
+    def names(self) -> list[tuple[str, str]]:
+        """Return the model name and the deployment name of each deployment, also before `start`."""
+        return [(model, self.terms_of(live).name) for model, members in self.members().items() for live in members]
+
     def context(self, model: str) -> int | None:
         """Return the smallest known context window of the deployments of `model`, in tokens.
 
