@@ -98,14 +98,14 @@ def build(
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)
     in_background = GuardedService(engine, (observing.gates(pool, fidelity, recorder, sinks, background=True), *gates))
-    background = _background(gateway, in_background, metering)
+    background = _background(gateway, in_background, metering, sinks)
     gateway = replace(gateway, background=background)
     live = LiveOutputs()
     # Live tokens would reveal text that hooks and guardrails hold back, so there are none if these are configured.
     watching = () if config.unisono.hooks or config.guardrails else (LiveObservation(live),)
     outer = (observing.gates(pool, fidelity, recorder, sinks), *watching)
     service = GuardedService(engine, (*outer, *gates), can_drain=True)
-    api_parts = build_api_parts(gateway, service, background)
+    api_parts = build_api_parts(gateway, service, background, sinks)
 
     queues = [*writers, *([] if recorder is None else [recorder])]
     watches: list[FidelityWatch | Alerting] = [fidelity, *([] if alerting is None else [alerting])]
@@ -174,11 +174,13 @@ async def _running(
         yield
 
 
-def _background(gateway: Gateway, service: GenerationService, metering: Metering) -> BackgroundResponses:
+def _background(
+    gateway: Gateway, service: GenerationService, metering: Metering, sinks: Sequence[RecordSink]
+) -> BackgroundResponses:
     def build_runner(closing: bool) -> BackgroundRunner:
         from unisono.bootstrap.responses_api import background_runner
 
-        return background_runner(gateway, service, metering.charge_journal, closing=closing)
+        return background_runner(gateway, service, metering.charge_journal, sinks, closing=closing)
 
     return BackgroundResponses(gateway.store, gateway.config.store.lease_s, build_runner)
 

@@ -197,6 +197,7 @@ async def test_answers_on_a_websocket_and_in_the_background_have_lines(tmp_path:
         by_route.setdefault(line["route"], []).append(line)
     request, handshake = by_route["/v1/responses"]
     assert (request["status"], "output_tokens" in request, handshake["status"]) == (200, False, 101)
+    assert (request["separate_answer"], handshake["separate_answer"]) == (True, True)
     answers = [*by_route["background"], *by_route["websocket"]]
     assert [line["output_tokens"] for line in answers] == [len(ANSWER)] * 3
     assert {line["deployment"] for line in answers} == {"vllm-1"}

@@ -118,6 +118,7 @@ def _record(scope: Scope, at: float, duration_s: float, status: int) -> RequestR
         user=state.get(END_USER, "")[:MAX_VALUE_LENGTH],
         model=state.get(REQUESTED_MODEL, "")[:MAX_VALUE_LENGTH],
         notes=tuple(_fields_with_notes(state)[:MAX_ENTRIES]),
+        separate_answer=state.get("separate_answer", False),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -16,6 +17,7 @@ from unisono.bootstrap.gateway import Gateway
 from unisono.config import Config, FileSettings, GatewaySettings, ModelRegistry
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
+from unisono.core.request_record import RecordSink
 from unisono.documents.extractor import FileLimits
 from unisono.documents.reader import DocumentReader
 from unisono.documents.text_cache import TextCache
@@ -46,6 +48,7 @@ class ApiParts:
 
     `describer` describes images; None if no model has a vision model. `files` reads the files in requests.
     `passthrough_files` reads the files in pass-through requests; None if no hook or guardrail checks their texts.
+    `sinks` receive the records of requests.
     """
 
     gateway: Gateway
@@ -54,12 +57,15 @@ class ApiParts:
     describer: ImageDescriber | None
     files: FileReader | None
     passthrough_files: FileReader | None
+    sinks: Sequence[RecordSink]
 
     def today(self) -> str:
         return current_date(self.gateway.config.unisono)
 
 
-def build_api_parts(gateway: Gateway, service: GenerationService, background: BackgroundResponses) -> ApiParts:
+def build_api_parts(
+    gateway: Gateway, service: GenerationService, background: BackgroundResponses, sinks: Sequence[RecordSink]
+) -> ApiParts:
     config, parts = gateway.config, gateway.parts
     has_vision_model = any(model.settings.media_model for model in gateway.catalogue.groups())
     files = build_file_reader(config.unisono.files, parts.file_texts)
@@ -70,6 +76,7 @@ def build_api_parts(gateway: Gateway, service: GenerationService, background: Ba
         describer=ImageDescriber(service, parts.descriptions) if has_vision_model else None,
         files=files,
         passthrough_files=files if config.unisono.hooks or config.guardrails else None,
+        sinks=sinks,
     )
 
 

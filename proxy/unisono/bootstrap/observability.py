@@ -105,14 +105,14 @@ class Observing:
         """Return an object that reports every generation to all observers.
 
         In addition to the observers in this object, `pool` learns the quality of answers, `fidelity` detects drift, and
-        `recorder` records answers. `sinks` receive the records of generations without an HTTP request. `background` is
-        True for generations for which no request waits.
+        `recorder` records answers. Without `sinks`, which receive the records of requests, generations are not added to
+        records. `background` is True for generations for which no request waits.
         """
         observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer), fidelity]
         if self.metrics is not None:
             observers.append(self.metrics)
         if sinks:
-            observers.append(GenerationRecords(sinks))
+            observers.append(GenerationRecords())
         if self.exporter is not None:
             observers.append(self.exporter.value)
         if recorder is not None:

@@ -28,6 +28,7 @@ from unisono.bootstrap.models import Rules, answer_modes
 from unisono.config import ModelRegistry
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode
+from unisono.core.request_record import RecordSink
 from unisono.engine.request import GenerationService
 from unisono.errors import UnsupportedValue
 from unisono.routing.pool import RoutingPool
@@ -37,21 +38,27 @@ def responses_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
     """Put the dependencies of the Responses API into `state`, and return its routes."""
     gateway = parts.gateway
     deps = responses_deps(gateway, parts.service, gateway.parts.server_tools.value.rules)
-    deps = replace(deps, describer=parts.describer, files=parts.files, passthrough_files=parts.passthrough_files)
+    media = {"describer": parts.describer, "files": parts.files, "passthrough_files": parts.passthrough_files}
+    deps = replace(deps, **media, sinks=parts.sinks)
     provide(state, ResponsesApi(deps, parts.background.runner()))
     return [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes]
 
 
 def background_runner(
-    gateway: Gateway, service: GenerationService, charge_journal: ChargeJournal, *, closing: bool
+    gateway: Gateway,
+    service: GenerationService,
+    charge_journal: ChargeJournal,
+    sinks: Sequence[RecordSink],
+    *,
+    closing: bool,
 ) -> BackgroundRunner:
     """Return the runner of background responses.
 
     `service` generates the responses. `charge_journal` charges for the tokens in the journal of a response that cannot
-    be continued. If `closing` is True, the runner starts no response.
+    be continued. `sinks` receive the records of the responses. If `closing` is True, the runner starts no response.
     """
     deps = responses_deps(gateway, service, gateway.parts.server_tools.value.rules)
-    deps = replace(deps, charge_journal=charge_journal)
+    deps = replace(deps, charge_journal=charge_journal, sinks=sinks)
     return BackgroundRunner(deps, process=urandom(8).hex(), closing=closing)
 
 

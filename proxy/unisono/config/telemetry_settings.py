@@ -75,6 +75,7 @@ RequestField = (
     Literal["id", "at", "duration_s", "method", "route", "status", "error", "tenant", "key", "key_name", "user"]
     | Literal["model", "served_model", "deployment", "attempts", "input_tokens", "cached_tokens", "output_tokens"]
     | Literal["reasoning_tokens", "first_token_s", "waited_s", "finish", "recoveries", "notes", "cost", "trace_id"]
+    | Literal["separate_answer"]
 )
 
 

@@ -11,9 +11,11 @@ from contextvars import ContextVar
 from itertools import compress
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from unisono.core.access import Caller
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome
 from unisono.core.quotas import charged_input
+from unisono.core.trace_context import IDENTITY
 from unisono.errors import InternalError, UnisonoError
 
 
@@ -47,6 +49,11 @@ MAX_VALUE_LENGTH: Final = 256
 MAX_ENTRIES: Final = 32
 # Value of `method` for an answer on a WebSocket or in the background.
 NO_METHOD: Final = ""
+# Values of `route` in the records of answers that have a record of their own.
+BACKGROUND: Final = "background"
+WEBSOCKET: Final = "websocket"
+# Value of `finish` if the client left or cancelled the answer.
+LEFT: Final = "left"
 
 
 class RequestRecord(NamedTuple):
@@ -56,7 +63,8 @@ class RequestRecord(NamedTuple):
     `status` is the HTTP status, and `error` an error code, empty without an error. `tenant` is the team of the key if
     it has a team. `key` is the public id of a virtual key, and `key_name` its alias. `user` is the end user that the
     request names. `model` is the requested model, and `served_model` the model that answered. `attempts` are pairs of a
-    deployment and its error code, in order. Costs are in micro-dollars, times in seconds.
+    deployment and its error code, in order. Costs are in micro-dollars, times in seconds. `separate_answer` is True for
+    a request whose answer has a record of its own, with the same `id`: in the background, or on a WebSocket.
     """
 
     id: str
@@ -85,6 +93,7 @@ class RequestRecord(NamedTuple):
     notes: tuple[str, ...] = ()
     cost: int = 0
     trace_id: str = ""
+    separate_answer: bool = False
 
     def with_generations(self, generations: Sequence[GenerationDone]) -> RequestRecord:
         """Return the record with the facts of the request's generations."""
@@ -117,11 +126,43 @@ class RequestRecord(NamedTuple):
             reasoning_tokens=usage.reasoning_tokens,
             first_token_s=first_token_s,
             waited_s=waited_s,
-            finish="left" if last.outcome is GenerationOutcome.LEFT else last.finish,
+            finish=LEFT if last.outcome is GenerationOutcome.LEFT else last.finish,
             recoveries=_recoveries_of(generations),
             cost=cost,
             trace_id=span.trace_id if span is not None and span.sampled else "",
         )
+
+
+def record_of_answer(
+    id: str,
+    route: str,
+    caller: Caller,
+    model: str,
+    generations: Sequence[GenerationDone],
+    *,
+    at: float,
+    error: str = "",
+) -> RequestRecord:
+    """Return the record of an answer that has one of its own.
+
+    `at` is its start in seconds since 1970, if it has no generations. `error` is the code of an error that belongs to
+    no generation. The end user is the one of the current context.
+    """
+    began = generations[0].start.at if generations else at
+    ended = max((done.start.at + done.ended_s for done in generations), default=at)
+    return RequestRecord(
+        id=id,
+        at=began,
+        duration_s=ended - began,
+        route=route,
+        error=error,
+        tenant=caller.tenant,
+        key=caller.key,
+        key_name=caller.key_name,
+        user=IDENTITY.get().user,
+        model=model[:MAX_VALUE_LENGTH],
+        finish="" if error else LEFT,
+    ).with_generations(generations)
 
 
 def _recoveries_of(generations: Sequence[GenerationDone]) -> tuple[str, ...]:
@@ -163,6 +204,6 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
 # Receiver of the record of each request. It returns immediately and raises no exception.
 RecordSink: TypeAlias = Callable[[RequestRecord], None]
 
-# Generations of the current request that have ended. None outside of a request, and in a WebSocket. A WebSocket may
-# stay open for hours, so each answer on it has its own record.
+# Generations that have ended and belong to one record: that of an HTTP request, of an answer in the background, or of
+# an answer on a WebSocket. None elsewhere. A WebSocket may stay open for hours, so each answer on it has a record.
 GENERATIONS: ContextVar[list[GenerationDone] | None] = ContextVar("GENERATIONS", default=None)

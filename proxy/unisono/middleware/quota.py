@@ -157,10 +157,10 @@ class Metering:
             prompt = await self.service.count(request)
         return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.resumption.journal))
 
-    def charge_journal(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> None:
+    def charge_journal(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> TokenUsage:
         """Charge the tokens in the journal of a response that failed and that no stream continues.
 
-        The budgets of the caller's team and user are charged too.
+        The budgets of the caller's team and user are charged too. Returns the charged usage.
         """
         request = GenerationRequest(
             model,
@@ -173,7 +173,7 @@ class Metering:
         lapsed = self._claims(caller, (request,), [0])
         gate = QuotaGate(self, request, reservations=lapsed)
         gate.report = GenerationReport()
-        gate.charge(Usage(completion_tokens=generated_in(journal)))
+        return gate.charge(Usage(completion_tokens=generated_in(journal)))
 
     def settlement(
         self,
@@ -272,10 +272,12 @@ class QuotaGate(Gate):
         for settlement in self._leave(record):
             self._metering.ledger.record(settlement)
 
-    def charge(self, usage: Usage) -> None:
-        """Charge the usage of a failed response that has no stream."""
-        for settlement in self._settlements(self.usage_record(usage, errors=1)):
+    def charge(self, usage: Usage) -> TokenUsage:
+        """Charge the usage of a failed response that has no stream; return the charge."""
+        record = self.usage_record(usage, errors=1)
+        for settlement in self._settlements(record):
             self._metering.ledger.record(settlement)
+        return record.entry.used
 
     def release(self) -> None:
         if self._choices is not None:

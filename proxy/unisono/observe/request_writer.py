@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Final
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.core.request_record import GENERATIONS, RecordSink, RequestRecord
+from unisono.core.request_record import GENERATIONS, RequestRecord
 from unisono.core.request_store import RequestStore
 from unisono.errors import UnisonoError
 
@@ -36,7 +36,8 @@ class RequestWriter:
 
     Records are stored for `for_s` seconds, and at most `most` of them. `count` is called with outcomes and numbers of
     records. Requests to the routes `probes` are stored only if their key is wrong. Requests to the routes `unrecorded`
-    are stored only if they fail with a status other than 404.
+    are stored only if they fail with a status other than 404. A request whose answer has a record of its own is not
+    stored.
     """
 
     def __init__(
@@ -60,6 +61,9 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
+        # Both records have the same id, under which a client finds the answer, its tokens and its cost.
+        if record.separate_answer:
+            return
         # A probe may fail while the gateway starts, which is not a failed request of a client. A wrong key is always
         # recorded.
         if record.route in self._probes and record.status != UNAUTHORIZED:
@@ -122,38 +126,13 @@ class RequestWriter:
             self._count("dropped", len(self._waiting))
 
 
-# Values of `route` in the records of generations that have no HTTP request.
-BACKGROUND: Final = "background"
-WEBSOCKET: Final = "websocket"
-
-
 class GenerationRecords(Observer):
-    """Observer that adds generations to request records.
-
-    A generation in an HTTP request becomes part of the request's record. A generation in the background or on a
-    WebSocket gets its own record, which is sent to all `sinks`.
-    """
-
-    def __init__(self, sinks: Sequence[RecordSink]) -> None:
-        self._sinks = tuple(sinks)
+    """Observer that adds each generation to the record of its request or answer."""
 
     def generation_started(self, began: GenerationStarted) -> None:
         """Do nothing: records contain generations that have ended."""
 
     def ended(self, done: GenerationDone) -> None:
         generations = GENERATIONS.get()
-        if generations is not None and not done.start.background:
+        if generations is not None:
             generations.append(done)
-            return
-        started = done.start
-        record = RequestRecord(
-            id=started.request_id,
-            at=started.at,
-            duration_s=done.ended_s,
-            route=BACKGROUND if started.background else WEBSOCKET,
-            tenant=started.tenant,
-            key=started.key,
-            key_name=started.key_name,
-        )
-        for sink in self._sinks:
-            sink(record.with_generations([done]))

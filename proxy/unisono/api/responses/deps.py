@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Tokens
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
+from unisono.core.quotas import NO_TOKEN_USAGE, TokenUsage
+from unisono.core.request_record import RecordSink, RequestRecord
 from unisono.core.state_store import Retention, Store
 from unisono.engine.request import GenerationService
 
@@ -44,13 +46,14 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge the logged tokens of a background response that fails during its takeover."""
+    """Charge the logged tokens of a response that fails during its takeover; return the charge."""
 
-    def __call__(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> None: ...
+    def __call__(self, caller: Caller, model: str, response_id: str, journal: Tokens) -> TokenUsage: ...
 
 
-def charge_nothing(caller: Caller, model: str, response_id: str, journal: Tokens) -> None:
+def charge_nothing(caller: Caller, model: str, response_id: str, journal: Tokens) -> TokenUsage:
     """Charge nothing. Default of `charge_journal`, used without quotas."""
+    return NO_TOKEN_USAGE
 
 
 class CallerSource(Protocol):
@@ -74,6 +77,7 @@ class ResponsesDeps:
     - `seals` waits for the encryption key, which may be in the store. Raises StoreUnavailable if the store fails.
     - `lease_s` is the time in seconds after which an unrenewed lease expires.
     - `retention_s` is the time in seconds for which a response is stored.
+    - `sinks` receive the records of answers in the background and on WebSockets.
     """
 
     service: GenerationService
@@ -92,6 +96,12 @@ class ResponsesDeps:
     describer: ImageDescriber | None = None
     files: FileReader | None = None
     passthrough_files: FileReader | None = None
+    sinks: Sequence[RecordSink] = ()
+
+    def record(self, record: RequestRecord) -> None:
+        """Send the record of an answer to all sinks."""
+        for sink in self.sinks:
+            sink(record)
 
 
 class SealsSource(Protocol):

@@ -27,6 +27,8 @@ from unisono.api.responses.persistence import retry_while_down, revision_for, to
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
+from unisono.core.observer import GenerationDone
+from unisono.core.request_record import BACKGROUND, GENERATIONS, record_of_answer
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
 from unisono.core.tasks import cancel_all
 from unisono.engine.journal import must_be_kept
@@ -103,6 +105,9 @@ class BackgroundJob:
         self._grace_ended = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # Generations of the answer's record, and the code of an error that belongs to none of them.
+        self._generations: list[GenerationDone] = []
+        self._error = ""
 
     async def admit(self) -> None:
         """Check whether a new response is admitted.
@@ -127,6 +132,10 @@ class BackgroundJob:
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Start the job. `on_end` is called when it ends, for any reason."""
+        # The generations of the request so far, such as descriptions of images, belong to the answer's record.
+        if earlier := GENERATIONS.get():
+            self._generations += earlier
+            earlier.clear()
         self._task = asyncio.create_task(self._live(), name=f"background response {self.background_run.response}")
         self._task.add_done_callback(lambda _: on_end())
 
@@ -160,13 +169,18 @@ class BackgroundJob:
 
     async def _live(self) -> None:
         about = {"response": self.background_run.response}
+        GENERATIONS.set(self._generations)
+        # A response that another process continues is recorded by that process.
+        is_over = False
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._send_heartbeats())
                 is_handed_over = await self._generate_response()
                 self._has_ended.set()
+            is_over = not is_handed_over
             await release_watched(self._deps, self._lease, self.background_run, continues=is_handed_over)
         except* NotFound:
+            is_over = True
             log.info("response deleted during generation", extra=about)
             # After a failover, the store may miss the response only temporarily. The next process that finds the watch
             # decides.
@@ -183,6 +197,16 @@ class BackgroundJob:
                     log.warning("background response interrupted", extra=about | {"code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
+            if is_over:
+                self._record_answer()
+
+    def _record_answer(self) -> None:
+        sender, model, now = self._prepared.sender, self._prepared.frame.model, self._deps.clock()
+        self._deps.record(
+            record_of_answer(
+                sender.request_id, BACKGROUND, sender.caller, model, self._generations, at=now, error=self._error
+            )
+        )
 
     async def _generate_response(self) -> bool:
         """Generate the response to its end. Return True if another process continues it.
@@ -192,7 +216,7 @@ class BackgroundJob:
         batches = aiter(self._engine_run)
         failure = await self._catch_up(batches)
         if failure is not None:
-            self._finishing = True
+            self._finishing, self._error = True, failure.code
             stored = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
             await fail_response(self._deps, self.background_run, stored, self._lease, failure)
             return False
@@ -327,6 +351,7 @@ class BackgroundJob:
         if self._events.ended:
             self._log.add(*self._last_batch)
         elif failure is not None:
+            self._error = failure.code
             caller = self._prepared.generation.request.origin.caller
             self._log.add(self._events.fail(with_attempts(failure, caller)), ())
         else:
@@ -338,6 +363,7 @@ class BackgroundJob:
                 raise
             # Either the conversation has changed, or the lease is lost. If the lease is lost, the next write fails too.
             changed = StoreConflict("The conversation changed during generation, so the response was not added to it.")
+            self._error = changed.code
             self._log.add(self._events.fail(changed), ())
             await self._write_end()
 

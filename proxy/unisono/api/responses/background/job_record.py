@@ -17,6 +17,7 @@ from unisono.api.responses.server_tools.approval_history import parted
 from unisono.api.responses.server_tools.mcp_spec import concealed, decrypted, has_secrets, is_concealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
+from unisono.core.trace_context import IDENTITY
 from unisono.engine.request import GenerationRequest
 from unisono.errors import StoreConflict
 
@@ -47,6 +48,7 @@ async def recorded(
         "revision": prepared.revision,
         "size": size,
         "key": prepared.sender.caller.key,
+        "user": IDENTITY.get().user,
     }
     return to_stored(prepared, prepared.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
@@ -75,6 +77,18 @@ def key_of(response: StoredResponse) -> str:
     """Return the public id of the API key to which a running response is charged."""
     note: Any = response.notes.get(REQUEST_NOTE) or {}
     return str(note.get("key") or "")
+
+
+def request_id_of(response: StoredResponse) -> str:
+    """Return the id of the request that created a running response."""
+    note: Any = response.notes.get(REQUEST_NOTE) or {}
+    return str(note.get("request_id") or "")
+
+
+def user_of(response: StoredResponse) -> str:
+    """Return the end user of the request that created a running response."""
+    note: Any = response.notes.get(REQUEST_NOTE) or {}
+    return str(note.get("user") or "")
 
 
 async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
@@ -109,7 +123,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     )
     prepared = await assembled(
         deps,
-        Sender(caller, str(note.get("request_id") or "")),
+        Sender(caller, request_id_of(response)),
         request,
         replace(past, first_day=response.first_day),
         deps.resolve(request.model, caller),

@@ -13,6 +13,8 @@ from unisono.api.responses.background.job import BackgroundJob
 from unisono.api.responses.background.job_record import (
     key_of,
     rebuild_request,
+    request_id_of,
+    user_of,
     with_incomplete_journal,
     with_takeover_counted,
 )
@@ -20,8 +22,12 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import release_unused
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
+from unisono.core.conversation import Tokens
+from unisono.core.quotas import NO_TOKEN_USAGE
+from unisono.core.request_record import BACKGROUND, record_of_answer
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
-from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable
+from unisono.core.trace_context import identify
+from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable, UnisonoError
 
 # Maximum number of takeovers without a new token. After that, the response fails, because it may cause the crashes.
 MAX_TAKEOVERS = 3
@@ -142,6 +148,7 @@ class Takeover:
         if response is None or response.status.terminal:
             await store.unwatch(background_run)
             return None
+        identify(user=user_of(response))
         tokens = await store.tokens(background_run.tenant, background_run.response)
         events = await self._count_events(background_run)
         is_complete = await retry_while_down(lambda: store.is_log_complete(lease, background_run.response))
@@ -156,11 +163,7 @@ class Takeover:
         except Exception as error:
             # If this lookup fails because the store does not answer, the response is still unchanged. Another takeover
             # then charges its tokens.
-            caller = await self._deps.caller_of(background_run.tenant, key_of(response))
-            await fail_response(self._deps, background_run, response, lease, failure_of(error))
-            if tokens:
-                self._deps.charge_journal(caller, response.model, background_run.response, tokens)
-            await store.unwatch(background_run)
+            await self._fail(background_run, response, lease, failure_of(error), tokens)
             return None
         record = counted_response if counted else response
         return BackgroundJob(
@@ -173,6 +176,22 @@ class Takeover:
             journal=tokens,
             logged=events,
         )
+
+    async def _fail(
+        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError, tokens: Tokens
+    ) -> None:
+        """End a response that cannot continue, and charge and record its logged tokens."""
+        deps = self._deps
+        caller = await deps.caller_of(background_run.tenant, key_of(response))
+        await fail_response(deps, background_run, response, lease, error)
+        charged = NO_TOKEN_USAGE
+        if tokens:
+            charged = deps.charge_journal(caller, response.model, background_run.response, tokens)
+        record = record_of_answer(
+            request_id_of(response), BACKGROUND, caller, response.model, (), at=deps.clock(), error=error.code
+        )
+        deps.record(record._replace(output_tokens=charged.output, cost=charged.cost))
+        await deps.store.unwatch(background_run)
 
     async def _restore_request(
         self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int

@@ -111,6 +111,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     request.state.notes = posted.notes
     if claim is not None or parsed.background:
         response_id = await posted.start_background(claim, request)
+        request.state.separate_answer = posted.created is not None
         if parsed.stream:
             return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
         if parsed.background:

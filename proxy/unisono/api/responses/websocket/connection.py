@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import assert_never
@@ -48,6 +48,8 @@ from unisono.api.responses.websocket.frames import (
 from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.observer import GenerationDone
+from unisono.core.request_record import GENERATIONS, WEBSOCKET, record_of_answer
 from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
@@ -197,6 +199,8 @@ class Connection:
             lane.popleft()
 
     async def _answer(self, create: CreateFrame) -> None:
+        generations: list[GenerationDone] = []
+        GENERATIONS.set(generations)
         try:
             await self._respond(create)
         except ClientGone:
@@ -204,6 +208,15 @@ class Connection:
         except Exception as error:
             self._cache.forget(create.body.get("previous_response_id"))
             await self._send([error_frame(with_attempts(failure_of(error), self._socket.state.caller), create.lane)])
+        finally:
+            if generations:
+                self._record(create, generations)
+
+    def _record(self, create: CreateFrame, generations: Sequence[GenerationDone]) -> None:
+        state, id, model = self._socket.state, self._id_of(create), str(create.body.get("model") or "")
+        if id == self._sender.request_id:
+            state.separate_answer = True
+        self._deps.record(record_of_answer(id, WEBSOCKET, state.caller, model, generations, at=self._deps.clock()))
 
     async def _respond(self, create: CreateFrame) -> None:
         # The caller's key may have been revoked or restricted since the socket was opened.
