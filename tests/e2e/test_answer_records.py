@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from websockets.asyncio.client import connect
 
@@ -119,7 +120,10 @@ async def test_a_response_that_no_process_can_continue_has_a_failed_record(tmp_p
     async with FakeVllm(script=lambda _: script) as fake:
         async with priced(fake, tmp_path) as running:
             created = await create(running, background=True)
-            await asyncio.sleep(1.2)
+            events = f"{running.url}/v1/responses/{created.body['id']}?stream=true"
+            async with aiohttp.ClientSession(headers=bearing(MASTER)) as session, session.get(events) as stream:
+                while b"output_text.delta" not in await stream.content.readline():
+                    pass
         async with priced(fake, tmp_path, "another") as running:
             [record] = await records(running)
     assert (record["id"], record["error"]) == (created.headers["x-request-id"], "model_not_found")

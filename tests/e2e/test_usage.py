@@ -15,8 +15,10 @@ from click.testing import CliRunner
 from tests.e2e.gateway import config_of
 from tests.e2e.keyed import MASTER, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
-from tests.fakes import FakeVllm
+from tests.fakes import FakeVllm, Refusal, VllmScript
+from tests.fakes.faults import reset_at
 from unisono.cli import main
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(120)
@@ -80,6 +82,44 @@ async def test_each_key_sees_its_own_usage_and_the_operator_sees_all(tmp_path: P
         command = ["usage", "--config", str(path), "--since", "2020-01-02", "--until", "2020-01-01"]
         result = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert (result.exit_code, "is before --since" in result.output) == (2, True)
+
+
+FAULTS: dict[str, Refusal | VllmScript] = {
+    **{str(status): Refusal(status, b"{}") for status in (400, 404, 429, 500)},
+    "reset": VllmScript(tokens=LONG, faults=(reset_at(0),)),
+}
+
+
+@pytest.mark.parametrize("model", ["gpt-oss", "other"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_request_that_fails_before_its_first_token_is_not_charged(
+    fault: str, model: str, tmp_path: Path
+) -> None:
+    async with FakeVllm(script=lambda _: FAULTS[fault]) as fake:
+        price = {"unisono": {"price": {"input": 1.0, "output": 10.0}}}
+        config = config_of(
+            f"vllm@{fake.url}",
+            router_settings={"allowed_fails": 100, "num_retries": 0},
+            litellm_settings={"max_budget": 0.001, "budget_duration": "1d"},
+        )
+        [first] = config["model_list"]
+        config["model_list"] = [{**first, **price}, {**first, **price, "model_name": "other"}]
+        config["model_list"][1]["litellm_params"] = {"model": "vllm/other", "api_base": f"{fake.url}/v1"}
+        async with keyed(config, tmp_path) as (running, keys):
+            # The budgets have room for two prompts.
+            _, key = await keys.issue(limits=KeyLimits(token_budget=150))
+            chat = json.dumps({**CHAT, "model": model, "max_tokens": 4}).encode()
+            errors = [await running.post("/v1/chat/completions", chat, **bearing(key)) for _ in range(5)]
+            assert {each.body["error"]["code"] for each in errors}.isdisjoint({"insufficient_quota", None})
+            async with asyncio.timeout(10):
+                # The usage of a failed request is written after its answer.
+                while (usage := (await running.get("/v1/usage", **bearing(key))).body["total"])["requests"] < 5:
+                    await asyncio.sleep(0.05)
+            assert (usage["errors"], usage["total_tokens"], usage["cost_usd"]) == (5, 0, 0)
+            async with asyncio.timeout(10):
+                while len(found := (await running.get("/v1/requests", **bearing(key))).body["data"]) < 5:
+                    await asyncio.sleep(0.05)
+            assert [each for each in found if "cost" in each or "input_tokens" in each] == []
 
 
 async def usage_command(config: Path, *arguments: str) -> str:

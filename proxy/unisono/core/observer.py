@@ -17,7 +17,7 @@ from unisono.core.conversation import Conversation, Json
 from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.events import Closed, Repaired
 from unisono.core.frozen import dataclass
-from unisono.core.generation import Sampling, Usage
+from unisono.core.generation import NO_USAGE, Sampling, Usage
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import RequestIdentity, TraceContext
 
@@ -235,12 +235,26 @@ class GenerationDone:
     cost: int = 0
 
     @property
+    def charged_usage(self) -> Usage:
+        """Usage that is charged: none if the generation failed before a server had begun an answer."""
+        usage = self.usage or self.usage_so_far
+        is_free = self.outcome is GenerationOutcome.FAILED and not has_begun(usage, self.steps)
+        return NO_USAGE if is_free else usage
+
+    @property
     def waited_s(self) -> float:
         """Total time spent waiting for slots."""
         waited_s = 0.0
         for wait in self.waits:
             waited_s += wait.ended_s - wait.started_s
         return waited_s
+
+
+def has_begun(usage: Usage, steps: Sequence[StepDone]) -> bool:
+    """Return whether a server has begun an answer, whose prompt is then charged in any case."""
+    return usage.completion_tokens > 0 or any(
+        step.first_token_s is not None or step.units is not NO_UNITS for step in steps
+    )
 
 
 class Observer(Protocol):

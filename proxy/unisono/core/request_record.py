@@ -104,7 +104,7 @@ class RequestRecord(NamedTuple):
         usage, cost, waited_s = NO_USAGE, 0, 0.0
         attempts: list[tuple[str, str]] = []
         for done in generations:
-            usage += done.usage or done.usage_so_far
+            usage += done.charged_usage
             waited_s += done.waited_s
             cost += done.cost
             if done.first_s is not None:

@@ -22,7 +22,7 @@ from unisono.core.billed_units import NO_UNITS
 from unisono.core.conversation import Conversation, Preamble, Tokens
 from unisono.core.events import Finished
 from unisono.core.generation import NO_USAGE, FinishReason, Usage
-from unisono.core.observer import StepDone
+from unisono.core.observer import StepDone, has_begun
 from unisono.core.quotas import (
     Account,
     KeyLimits,
@@ -372,7 +372,10 @@ class QuotaGate(Gate):
         """Return the usage record of an answer that ended without its last event."""
         # If the process shuts down, the request itself has not failed.
         has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
-        return self.usage_record(self.usage_so_far(), errors=int(has_failed))
+        usage = self.usage_so_far()
+        if isinstance(error, Exception) and not has_begun(usage, self.report.facts.steps):
+            usage = NO_USAGE
+        return self.usage_record(usage, errors=int(has_failed))
 
     def usage_record(self, usage: Usage, errors: int = 0) -> UsageRecord:
         """Return the usage record of the generation."""

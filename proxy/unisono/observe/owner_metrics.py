@@ -67,7 +67,7 @@ class OwnerMetrics:
             labels = self._key_and_team(done.start.key, done.start.tenant)
             if dollars:
                 self._all.key_spend.series[labels].inc(dollars)
-            usage = done.usage or done.usage_so_far
+            usage = done.charged_usage
             self._all.key_tokens.series[labels[0], "prompt"].inc(charged_input(usage))
             self._all.key_tokens.series[labels[0], "generation"].inc(usage.completion_tokens)
 
