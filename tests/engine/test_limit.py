@@ -9,8 +9,18 @@ import pytest
 
 from tests.engine.scripted import CONVERSATION, IDS, TEXT, DeploymentDouble, Line
 from tests.harmony.fold import check_lifecycle
+from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Finished
-from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
+from unisono.core.generation import (
+    MESSAGE,
+    RETURN,
+    Capabilities,
+    Chunk,
+    CompletionJob,
+    FinishReason,
+    OutputForm,
+    Timeouts,
+)
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
@@ -21,6 +31,7 @@ from unisono.harmony.token_counter import TokenCap
 
 HEADER = "<|channel|>final<|message|>"
 WORDS = " one two three four five six seven"
+REFUSED = "I cannot answer."
 
 
 @dataclass
@@ -47,6 +58,31 @@ class Endless(DeploymentDouble):
             raise AssertionError("the response was not closed")
         finally:
             self.closed = True
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Unwilling(DeploymentDouble):
+    """Backend that generates an invalid answer in every attempt, within `max_tokens`. It hides the stop token."""
+
+    encoding: Encoding
+    caps: Capabilities
+    name: str = "unwilling"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    generated: int = 0
+
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
+        is_open = list(job.prompt.tokens)[-1:] == [MESSAGE]
+        answer = self.encoding.encode_as_server(("" if is_open else HEADER) + REFUSED)
+        tokens = answer[: job.max_tokens]
+        finish = FinishReason.STOP if len(answer) < job.max_tokens else FinishReason.LENGTH
+        self.generated += len(tokens) + (finish is FinishReason.STOP)
+        for token in tokens:
+            text = self.encoding.decode([token])
+            yield Chunk(text=text) if self.caps.output is OutputForm.TEXT else Chunk(tokens=[token])
+        yield Chunk(finish=finish)
 
     async def aclose(self) -> None:
         pass
@@ -86,6 +122,22 @@ async def test_an_endless_backend_stops_at_max_tokens(
     assert max_tokens <= finished.usage.completion_tokens <= max_tokens + tolerance
     [closed] = [event for event in events if isinstance(event, Closed)]
     assert (WORDS * max_tokens).startswith(closed.text)
+
+
+@pytest.mark.parametrize("capabilities", [replace(IDS, stop_visible=False), TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("max_tokens", range(7, 24))
+async def test_regenerations_stay_within_max_tokens(
+    capabilities: Capabilities, max_tokens: int, encoding: Encoding
+) -> None:
+    backend = Unwilling(encoding, capabilities)
+    options = AnswerOptions(max_tokens=max_tokens, form=AnswerForm(choices=("yes", "no")))
+    stream = start(encoding, backend, GenerationRequest("m", CONVERSATION, answer=options))
+    events = [event async for batch in stream for event in batch]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.completion_tokens == backend.generated <= max_tokens
+    # The third attempt is complete from 18 tokens on.
+    assert finished.reason is (FinishReason.STOP if max_tokens >= 18 else FinishReason.LENGTH)
 
 
 def test_token_ids_are_accepted_up_to_the_limit(encoding: Encoding) -> None:

@@ -209,7 +209,9 @@ class HarmonyRouter:
         """
         if stop_hidden and reason is FinishReason.STOP:
             # The model generated the stop token, but the backend does not send it.
-            self.counter.corrections += self._repair.restore_stop()
+            restored = self._repair.restore_stop()
+            self.counter.corrections += restored
+            self.counter.hidden_stops += restored
         return self._route(self._repair.end(reason))
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
