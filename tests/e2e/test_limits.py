@@ -187,6 +187,17 @@ async def chat(session: aiohttp.ClientSession, url: str, key: str, **fields: Any
 # Rate limit headers
 
 
+@pytest.mark.parametrize(
+    ("limits", "name"), [(KeyLimits(rpm=0), "requests"), (KeyLimits(tpm=0), "tokens"), (KeyLimits(tpm=50), "tokens")]
+)
+async def test_the_reset_of_a_limit_is_not_before_the_retry_delay(limits: KeyLimits, name: str, tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=limits)
+        refused = await running.chat_as(key)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "86400")
+    assert refused.headers[f"x-ratelimit-reset-{name}"] == "1440m0s"
+
+
 async def test_rate_limit_headers_report_the_remaining_quota_on_every_api(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
         _, key = await keys.issue(limits=KeyLimits(rpm=6, tpm=100_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.frozen import dataclass
@@ -55,6 +56,12 @@ def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
     owner = "key" if status.account is None else owner_of(status.account)[0]
+    # Some clients wait for the reset of the limit, so it must not be earlier than the delay. It would be if the limit
+    # is 0, or if the request exceeds the whole limit.
+    if limit is QuotaKind.REQUESTS:
+        status = replace(status, requests_reset_s=max(status.requests_reset_s, again_s))
+    elif limit is QuotaKind.TOKENS:
+        status = replace(status, tokens_reset_s=max(status.tokens_reset_s, again_s))
     return refusal.error(refusal.message.format(owner=owner), retry_after_s=again_s, quota=status)
 
 
