@@ -154,6 +154,22 @@ async def test_update_changes_only_what_is_sent(admin: AdminClient) -> None:
     assert refused_field(moved) == (400, "team_id")
 
 
+async def test_null_removes_every_setting_except_object_permission(admin: AdminClient) -> None:
+    plain = await admin.made("/key/generate")
+    settings = {**SETTINGS, "duration": "30d", "soft_budget": 1.0, "raw": True}
+    permission = {"mcp_servers": list[str]()}
+    made = await admin.made("/key/generate", **settings, object_permission=permission)
+    await admin.made("/key/update", key=made["token"], **dict.fromkeys(settings), object_permission=None)
+    names = {*settings, "expires"} - {"metadata"}
+    shown, expected = [(await admin.get(f"/key/info?key={key['token']}")).body["info"] for key in (made, plain)]
+    assert {name: shown.get(name) for name in names} == {name: expected.get(name) for name in names}
+    assert "cost centre" not in shown["metadata"]
+    # As in LiteLLM, null does not change the permission.
+    assert shown["object_permission"]["mcp_servers"] == []
+    changed = await admin.made("/key/update", key=made["token"], object_permission={"mcp_servers": None})
+    assert changed["object_permission"] is None
+
+
 async def test_blocked_key_works_again_after_it_is_unblocked(admin: AdminClient) -> None:
     key = (await admin.made("/key/generate"))["key"]
     assert (await admin.made("/key/block", key=key))["blocked"] is True
