@@ -139,8 +139,6 @@ class JournalWriter:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        # Stop tokens that the model generated in the current step, but that the backend did not send.
-        self.hidden_stops = 0
         self.source = MODEL_SOURCE
         self._segment = FIRST_SEGMENT
 
@@ -171,7 +169,7 @@ class JournalWriter:
 
         The number is negative if the gateway removed more tokens than it inserted.
         """
-        return len(self._segment.tail) - self._segment.generated - self.hidden_stops
+        return len(self._segment.tail) - self._segment.generated
 
     @property
     def is_ended(self) -> bool:
@@ -188,7 +186,6 @@ class JournalWriter:
 
     def end_step(self) -> None:
         self.numbers.append(STEP_ENDED)
-        self.hidden_stops = 0
         self._segment = JournalSegment(len(self.numbers))
 
     def set_source(self, source: TokenSource) -> None:

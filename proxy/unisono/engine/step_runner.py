@@ -156,6 +156,8 @@ class StepRunner:
             is_naming=transcript.controller.step.last.naming,
         )
         spent = reader.items.context.generated + continued.tail_length - transcript.journal.inserted
+        # The tail does not contain stop tokens that the backend did not send.
+        spent += transcript.router.counter.hidden_stops
         room = self._room(builder, continued.prompt, capabilities, reader, spent)
         if room < 1:
             return _end(reader, FinishReason.LENGTH)

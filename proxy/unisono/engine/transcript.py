@@ -72,7 +72,7 @@ class Transcript:
 
     def end_step(self) -> None:
         self.journal.end_step()
-        self._unchecked_to = 0
+        self._unchecked_to = self.router.counter.hidden_stops = 0
         self.controller.start_step()
 
     def set_source(self, source: TokenSource, able: frozenset[str]) -> None:
@@ -162,9 +162,7 @@ class Transcript:
             return []
         # Output that a backend ended under an enforced constraint is complete, even without a stop token.
         hidden = self.journal.source.stop_hidden or controller.constraint is not None
-        before = self.router.counter.hidden_stops
         events = self.router.end(reason, stop_hidden=hidden)
-        self.journal.hidden_stops += self.router.counter.hidden_stops - before
         self._check_stop()
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)

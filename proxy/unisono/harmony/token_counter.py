@@ -27,7 +27,7 @@ class TokenCounter:
         self._encoding = encoding
         self.canonical = canonical
         self.corrections = 0  # output tokens in addition to those that arrived; negative if there are fewer
-        self.hidden_stops = 0  # stop tokens that the model generated, but that the backend did not send
+        self.hidden_stops = 0  # stop tokens of the current step that the backend did not send
         self.reasoning = 0
 
     def header(self, part: OpenPart) -> tuple[int, ...]:
