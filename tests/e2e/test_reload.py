@@ -166,14 +166,16 @@ async def test_conversations_and_websockets_survive_a_reload(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-async def test_a_background_response_continues_under_the_new_configuration(tmp_path: Path) -> None:
-    async with running_stage(tmp_path, per_chunk=1, delay_s=0.05) as stage:
+async def test_a_background_response_finishes_under_the_old_configuration(tmp_path: Path) -> None:
+    async with running_stage(tmp_path, per_chunk=1, delay_s=0.1) as stage:
         body = {"model": "gpt-oss", "input": "Hi", "background": True}
         async with stage.session.post(f"{stage.gateway.url}/v1/responses", json=body) as reply:
             response_id = (await reply.json())["id"]
-        await asyncio.sleep(0.5)
-        stage.new.script = stage.old.script
+        async with asyncio.timeout(10):
+            while not stage.old.requests:
+                await asyncio.sleep(0.01)
         await stage.reload(stage.config(stage.new))
+        assert "new new" in await stage.chat()
         async with asyncio.timeout(30):
             while True:
                 async with stage.session.get(f"{stage.gateway.url}/v1/responses/{response_id}") as reply:
@@ -182,7 +184,31 @@ async def test_a_background_response_continues_under_the_new_configuration(tmp_p
                     break
                 await asyncio.sleep(0.1)
         assert response["status"] == "completed"
-        assert stage.new.requests
+        assert json.dumps(response["output"]).count("old") == 40
+        assert (len(stage.old.requests), len(stage.new.requests)) == (1, 1)
+
+
+@pytest.mark.slow
+async def test_a_shutdown_hands_over_the_background_responses_of_a_replaced_configuration(tmp_path: Path) -> None:
+    async with running_stage(tmp_path, per_chunk=1, delay_s=0.2) as stage:
+        body = {"model": "gpt-oss", "input": "Hi", "background": True}
+        async with stage.session.post(f"{stage.gateway.url}/v1/responses", json=body) as reply:
+            response_id = (await reply.json())["id"]
+        async with asyncio.timeout(10):
+            while not stage.old.requests:
+                await asyncio.sleep(0.01)
+        stage.new.script = stage.old.script
+        await stage.reload(stage.config(stage.new))
+        stage.gateway.signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await stage.gateway.ended() == 0
+        async with replica(tmp_path / "next", stage.config(stage.new)) as following, asyncio.timeout(30):
+            while not stage.new.requests:
+                await asyncio.sleep(0.05)
+            async with stage.session.post(f"{following.url}/v1/responses/{response_id}/cancel", json={}) as reply:
+                response = await reply.json()
+        assert response.get("status") == "cancelled", response
+        assert len(stage.old.requests) == 1
 
 
 CLOSING = """

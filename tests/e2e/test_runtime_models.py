@@ -21,7 +21,7 @@ from tests.e2e.administered import ANSWER, ENCODING
 from tests.e2e.gateway import config_of
 from tests.e2e.keyed import MASTER, with_keys
 from tests.e2e.replicas import Client, Replica
-from tests.fakes import FakeVllm
+from tests.fakes import FakeVllm, VllmScript
 from unisono.cli import main
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +29,8 @@ AUTH = {"authorization": f"Bearer {MASTER}"}
 SECRET = "sk-backend-secret-0123456789"
 # Generous: the gateways follow within a second, but the machine may be busy.
 FOLLOW_TIMEOUT_S = 20.0
+# For each change of a deployment: end of the id of the deployment to watch, and its state, empty if it does not exist.
+CHANGED = {"drain": ("", "drained"), "delete": ("", ""), "another": ("-2", "ready")}
 
 
 @dataclass
@@ -242,6 +244,45 @@ async def test_a_drained_deployment_finishes_its_answers_and_gets_no_new_ones(re
     assert (await replicas.chat("gpt-oss-slow", 1))[0] == 200
     await replicas.becomes("slow-1", "ready", 0)
     await replicas.made("/model/delete", id="slow-1")
+
+
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["same replica", "other replica"])
+@pytest.mark.parametrize("change", ["drain", "delete", pytest.param("another", marks=pytest.mark.slow)])
+async def test_stored_responses_finish_on_the_deployment_on_which_they_began(
+    replicas: Replicas, change: str, index: int
+) -> None:
+    tokens = ENCODING.encode_marked("<|channel|>final<|message|>" + "word " * 30 + "<|return|>")
+    slow, name = await replicas.backend(), f"long-{change}-{index}"
+    entry = {"model_name": f"gpt-oss-{name}", "litellm_params": params(slow.url)}
+    await replicas.made("/model/new", **entry, model_info={"id": name})
+    slow.script, before = (lambda _: VllmScript(tokens=tokens, per_chunk=1, delay_s=0.1)), len(slow.requests)
+    body = {"model": f"gpt-oss-{name}", "input": "Hi"}
+    asked = replicas.client(0).asks("POST", "/v1/responses", body, **AUTH, **{"idempotency-key": name})
+    repeatable = asyncio.create_task(asked)
+    kept, cancelled = [await replicas.made("/v1/responses", **body, background=True) for _ in range(2)]
+    while len(slow.requests) < before + 3:
+        await asyncio.sleep(0.02)
+    if change == "drain":
+        await replicas.made(f"/model/{name}/drain", index)
+    elif change == "delete":
+        await replicas.made("/model/delete", index, id=name)
+    else:
+        await replicas.made("/model/new", index, **entry, model_info={"id": f"{name}-2"})
+    changed, state = CHANGED[change]
+    await replicas.becomes(name + changed, state, 0)
+    assert not repeatable.done()
+    ended = await replicas.made(f"/v1/responses/{cancelled['id']}/cancel")
+    assert ended["status"] == "cancelled", ended["error"]
+    status, answer = await repeatable
+    assert (status, answer.get("status")) == (200, "completed"), answer
+    async with asyncio.timeout(FOLLOW_TIMEOUT_S):
+        while (found := (await replicas.asks("GET", f"/v1/responses/{kept['id']}"))[1])["status"] == "in_progress":
+            await asyncio.sleep(0.05)
+    assert found["status"] == "completed", found["error"]
+    # No answer began again.
+    assert len([each for each in slow.requests if len(each.json["prompt"]) > 1]) == 3, slow.requests
+    await replicas.asks("POST", "/model/delete", id=name)
+    await replicas.asks("POST", "/model/delete", id=f"{name}-2")
 
 
 @pytest.mark.slow

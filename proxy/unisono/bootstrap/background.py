@@ -41,13 +41,21 @@ class BackgroundResponses:
         """Start the search for abandoned responses."""
         self._search.start()
 
+    async def stop_search(self) -> None:
+        """Take over no more responses; those that run in this process continue."""
+        await self._search.aclose()
+
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Return the tasks of the responses that are running."""
+        return set() if self._runner is None else self._runner.tasks()
+
     async def aclose(self, grace_s: float = 0.0) -> None:
         """Stop all responses, so that other processes take them over.
 
         Running tool calls get `grace_s` seconds to finish.
         """
         self._is_closing = True
-        await self._search.aclose()
+        await self.stop_search()
         # Wait for a thread that may be building the runner at this moment.
         with self._lock:
             runner = self._runner

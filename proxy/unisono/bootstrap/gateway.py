@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,15 @@ class Gateway:
         Raises StoreUnavailable if the key cannot be read from the store.
         """
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
+
+    async def stop_takeovers(self) -> None:
+        """Take over no more background responses of other processes; running ones continue."""
+        if self.background is not None:
+            await self.background.stop_search()
+
+    def background_tasks(self) -> set[asyncio.Task[None]]:
+        """Return the tasks of the running background responses."""
+        return set() if self.background is None else self.background.tasks()
 
     async def hand_over(self, grace_s: float) -> None:
         """Stop all background responses, so that other processes take them over.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from unisono.api.image_descriptions import DescriptionCache
 from unisono.bootstrap.observability import Observing, build_observing
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
@@ -10,12 +12,15 @@ from unisono.bootstrap.stored_models import ModelFeed
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config
 from unisono.core.frozen import dataclass
-from unisono.core.state_store import Store
+from unisono.core.state_store import BackgroundRun, Store
 from unisono.documents.text_cache import TextCache
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.store.health_monitor import Upkeep
+
+if TYPE_CHECKING:
+    from unisono.api.responses.background.job import BackgroundJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Parts:
     renderer: Renderer
     observing: Observing
     model_feed: ModelFeed
+    # Background responses that run in this process, also those of earlier gateways.
+    background_jobs: dict[BackgroundRun, BackgroundJob]
 
 
 def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
@@ -56,4 +63,5 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
         model_feed=ModelFeed() if old is None else old.model_feed,
+        background_jobs={} if old is None else old.background_jobs,
     )

@@ -38,8 +38,13 @@ def responses_routes(parts: ApiParts, state: State) -> Sequence[BaseRoute]:
     """Put the dependencies of the Responses API into `state`, and return its routes."""
     gateway = parts.gateway
     deps = responses_deps(gateway, parts.service, gateway.parts.server_tools.value.rules)
-    media = {"describer": parts.describer, "files": parts.files, "passthrough_files": parts.passthrough_files}
-    deps = replace(deps, **media, sinks=parts.sinks)
+    deps = replace(
+        deps,
+        describer=parts.describer,
+        files=parts.files,
+        passthrough_files=parts.passthrough_files,
+        sinks=parts.sinks,
+    )
     provide(state, ResponsesApi(deps, parts.background.runner()))
     return [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes]
 
@@ -59,7 +64,7 @@ def background_runner(
     """
     deps = responses_deps(gateway, service, gateway.parts.server_tools.value.rules)
     deps = replace(deps, charge_journal=charge_journal, sinks=sinks)
-    return BackgroundRunner(deps, process=urandom(8).hex(), closing=closing)
+    return BackgroundRunner(deps, process=urandom(8).hex(), jobs=gateway.parts.background_jobs, closing=closing)
 
 
 def responses_deps(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:

@@ -1,8 +1,8 @@
 """ASGI switch in front of the application: reloads it and ends its requests at shutdown.
 
-A reload builds a new application for new requests. The old application finishes its open requests and then closes. At
-shutdown, the readiness check fails at once, and each response closes its connection. Requests that do not finish within
-the grace period end with an error in the format of their API.
+A reload builds a new application for new requests. The old application finishes its open requests and its background
+responses, and then closes. At shutdown, the readiness check fails at once, and each response closes its connection.
+Requests that do not finish within the grace period end with an error in the format of their API.
 
 uvicorn reloads only by replacing its worker processes, which end their streams after the grace period. Measured with
 six streams of 10 s, two workers and a grace period of 3 s: uvicorn cut all six and needed 9 s; here all six finished,
@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 from time import monotonic
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -44,8 +45,8 @@ READINESS = "/health/readiness"
 AT_START = ("header_timeout_s", "write_timeout_s", "max_connections", "shutdown_grace_s")
 # Maximum wait for the first probes of backends at startup and at a reload, in seconds.
 PROBE_PATIENCE_S = 3.0
-# Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
-# WebSocket.
+# Maximum time for the open requests and background responses of a replaced application, in seconds. It exceeds the
+# limit of every response and WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
 # WebSocket close code for a service that is restarting; the client may reconnect.
 SERVICE_RESTART = 1012
@@ -88,6 +89,10 @@ class Application:
         if self._lifespan_task is not None:
             # Cancellation of the caller must not interrupt the release.
             await asyncio.shield(self._lifespan_task)
+
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """Return the tasks of the open requests and of the running background responses."""
+        return {*(request.task for request in self.open), *self.gateway.background_tasks()}
 
     async def _live(self) -> None:
         async with self.app.lifespan():
@@ -221,12 +226,15 @@ class AppSwitch:
         return [request for each in (self._current, *self._replaced_apps) for request in each.open]
 
     async def _retire(self, old: Application) -> None:
-        await old.gateway.hand_over(old.gateway.config.unisono.shutdown_grace_s)
+        # The new application searches for abandoned responses.
+        await old.gateway.stop_takeovers()
         until = monotonic() + MAX_DRAIN_S
-        while old.open and (left_s := until - monotonic()) > 0:
-            await _have_ended(old.open, left_s)
+        # The background responses stay, because the new configuration may lack their model or deployment.
+        while (tasks := old.tasks()) and (left_s := until - monotonic()) > 0:
+            await asyncio.wait(tasks, timeout=left_s)
         for request in list(old.open):
             request.end()
+        await old.gateway.hand_over(old.gateway.config.unisono.shutdown_grace_s)
         await old.close()
         del self._replaced_apps[old]
         # Frozen objects are not collected, and the old application may have been frozen at startup.

@@ -104,7 +104,7 @@ class BackgroundJob:
         self._is_calling = False
         self._grace_ended = asyncio.Event()
         self._has_ended = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         # Generations of the answer's record, and the code of an error that belongs to none of them.
         self._generations: list[GenerationDone] = []
         self._error = ""
@@ -136,8 +136,8 @@ class BackgroundJob:
         if earlier := GENERATIONS.get():
             self._generations += earlier
             earlier.clear()
-        self._task = asyncio.create_task(self._live(), name=f"background response {self.background_run.response}")
-        self._task.add_done_callback(lambda _: on_end())
+        self.task = asyncio.create_task(self._live(), name=f"background response {self.background_run.response}")
+        self.task.add_done_callback(lambda _: on_end())
 
     def end(self, ending: JobEnding) -> None:
         if self._ending is None:
@@ -150,20 +150,20 @@ class BackgroundJob:
         A running tool call has `grace_s` seconds to finish. Then the job has `within_s` seconds to end.
         """
         self.end(JobEnding.LEFT)
-        if self._is_calling and self._task is not None:
-            await asyncio.wait({self._task}, timeout=grace_s)
+        if self._is_calling and self.task is not None:
+            await asyncio.wait({self.task}, timeout=grace_s)
         # The grace period is over, also for a tool call that is still running.
         self._grace_ended.set()
         await self.wait_ended(within_s)
 
     async def wait_ended(self, within_s: float | None = None) -> None:
         """Wait until the job has ended. After `within_s` seconds it is cancelled."""
-        if self._task is None:
+        if self.task is None:
             return
-        done, _ = await asyncio.wait({self._task}, timeout=within_s)
+        done, _ = await asyncio.wait({self.task}, timeout=within_s)
         if not done:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            self.task.cancel()
+            await asyncio.wait({self.task})
 
     # -- the job
 

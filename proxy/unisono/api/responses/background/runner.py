@@ -51,15 +51,25 @@ log = logging.getLogger("unisono.responses")
 class BackgroundRunner:
     """Runner of background responses.
 
-    `process` is a unique owner name that is never reused. If `closing` is True, every new job is handed over to other
-    processes at once.
+    `process` is a unique owner name that is never reused. `jobs` are all jobs of the process, including those of
+    runners with an earlier configuration. If `closing` is True, every new job is handed over to other processes at
+    once.
     """
 
-    def __init__(self, deps: ResponsesDeps, *, process: str, closing: bool = False) -> None:
+    def __init__(
+        self,
+        deps: ResponsesDeps,
+        *,
+        process: str,
+        jobs: dict[BackgroundRun, BackgroundJob] | None = None,
+        closing: bool = False,
+    ) -> None:
         self._deps = deps
         self._process = process
         self._numbers = count()
-        self._jobs: dict[BackgroundRun, BackgroundJob] = {}
+        self._jobs = {} if jobs is None else jobs
+        # Jobs that this runner started.
+        self._own: set[BackgroundJob] = set()
         self._takeover = Takeover(deps, self._lease, self._drive, self._has, self._running)
         self._closing = closing
 
@@ -67,15 +77,19 @@ class BackgroundRunner:
         """Take over abandoned responses; return False if this process has no room for all of them."""
         return await self._takeover.take_over_lapsed(lapsed, MAX_CONCURRENT_RESPONSES)
 
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Return the tasks of the jobs that this runner started and that still run."""
+        return {job.task for job in self._own if job.task is not None}
+
     async def aclose(self, grace_s: float = 0.0) -> None:
-        """Hand over every response to other processes.
+        """Hand over every response of this runner to other processes.
 
         A running tool call has `grace_s` seconds to finish, and its result is logged before the handover.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_s
         self._closing = True
-        while jobs := list(self._jobs.values()):
+        while jobs := list(self._own):
             await asyncio.gather(*(job.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for job in jobs))
 
     async def start_response(
@@ -200,11 +214,13 @@ class BackgroundRunner:
 
     def _drive(self, job: BackgroundJob) -> None:
         self._jobs[job.background_run] = job
+        self._own.add(job)
         if self._closing:
             job.end(JobEnding.LEFT)
         job.start(lambda: self._on_end(job))
 
     def _on_end(self, job: BackgroundJob) -> None:
+        self._own.discard(job)
         if self._jobs.get(job.background_run) is job:
             del self._jobs[job.background_run]
 
