@@ -21,7 +21,7 @@ from tests.e2e.administered import ANSWER, ENCODING
 from tests.e2e.gateway import config_of
 from tests.e2e.keyed import MASTER, with_keys
 from tests.e2e.replicas import Client, Replica
-from tests.fakes import FakeVllm, VllmScript
+from tests.fakes import FakeVllm, VllmScript, hold_at
 from unisono.cli import main
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +29,7 @@ AUTH = {"authorization": f"Bearer {MASTER}"}
 SECRET = "sk-backend-secret-0123456789"
 # Generous: the gateways follow within a second, but the machine may be busy.
 FOLLOW_TIMEOUT_S = 20.0
+RUNNING = ("queued", "in_progress")
 # For each change of a deployment: end of the id of the deployment to watch, and its state, empty if it does not exist.
 CHANGED = {"drain": ("", "drained"), "delete": ("", ""), "another": ("-2", "ready")}
 
@@ -71,6 +72,13 @@ class Replicas:
         async with asyncio.timeout(FOLLOW_TIMEOUT_S):
             while await self.state(id, index) != state:
                 await asyncio.sleep(0.05)
+
+    async def completes(self, response: Any, index: int = 0) -> None:
+        """Wait until a background response is completed."""
+        async with asyncio.timeout(FOLLOW_TIMEOUT_S):
+            while (found := (await self.asks("GET", f"/v1/responses/{response['id']}", index))[1])["status"] in RUNNING:
+                await asyncio.sleep(0.05)
+        assert found["status"] == "completed", found["error"]
 
     async def chat(self, model: str, index: int = 0, **fields: Any) -> tuple[int, Any]:
         messages = [{"role": "user", "content": "Hi"}]
@@ -246,43 +254,82 @@ async def test_a_drained_deployment_finishes_its_answers_and_gets_no_new_ones(re
     await replicas.made("/model/delete", id="slow-1")
 
 
+@dataclass(frozen=True)
+class HeldModel:
+    """Model with one stored deployment of the same name, whose answers stop in the middle until `release` is set."""
+
+    name: str
+    fake: FakeVllm
+    entry: dict[str, Any]
+    release: asyncio.Event
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"model": self.entry["model_name"], "input": "Hi"}
+
+    def answers(self) -> int:
+        """Return the number of generations that have begun; the prompts of probes are shorter."""
+        return len([each for each in self.fake.requests if len(each.json["prompt"]) > 1])
+
+    async def begun(self, count: int) -> None:
+        async with asyncio.timeout(FOLLOW_TIMEOUT_S):
+            while self.answers() < count:
+                await asyncio.sleep(0.02)
+
+
+async def held_model(replicas: Replicas, name: str) -> HeldModel:
+    fake, release = await replicas.backend(), asyncio.Event()
+    entry = {"model_name": f"gpt-oss-{name}", "litellm_params": params(fake.url)}
+    await replicas.made("/model/new", **entry, model_info={"id": name})
+    script = VllmScript(tokens=ENCODING.encode_marked(ANSWER), faults=(hold_at(7, release),))
+    fake.script = lambda _: script
+    return HeldModel(name, fake, entry, release)
+
+
 @pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["same replica", "other replica"])
 @pytest.mark.parametrize("change", ["drain", "delete", pytest.param("another", marks=pytest.mark.slow)])
 async def test_stored_responses_finish_on_the_deployment_on_which_they_began(
     replicas: Replicas, change: str, index: int
 ) -> None:
-    tokens = ENCODING.encode_marked("<|channel|>final<|message|>" + "word " * 30 + "<|return|>")
-    slow, name = await replicas.backend(), f"long-{change}-{index}"
-    entry = {"model_name": f"gpt-oss-{name}", "litellm_params": params(slow.url)}
-    await replicas.made("/model/new", **entry, model_info={"id": name})
-    slow.script, before = (lambda _: VllmScript(tokens=tokens, per_chunk=1, delay_s=0.1)), len(slow.requests)
-    body = {"model": f"gpt-oss-{name}", "input": "Hi"}
-    asked = replicas.client(0).asks("POST", "/v1/responses", body, **AUTH, **{"idempotency-key": name})
+    model = await held_model(replicas, f"long-{change}-{index}")
+    asked = replicas.client(0).asks("POST", "/v1/responses", model.body, **AUTH, **{"idempotency-key": model.name})
     repeatable = asyncio.create_task(asked)
-    kept, cancelled = [await replicas.made("/v1/responses", **body, background=True) for _ in range(2)]
-    while len(slow.requests) < before + 3:
-        await asyncio.sleep(0.02)
+    kept, cancelled = [await replicas.made("/v1/responses", **model.body, background=True) for _ in range(2)]
+    await model.begun(3)
     if change == "drain":
-        await replicas.made(f"/model/{name}/drain", index)
+        await replicas.made(f"/model/{model.name}/drain", index)
     elif change == "delete":
-        await replicas.made("/model/delete", index, id=name)
+        await replicas.made("/model/delete", index, id=model.name)
     else:
-        await replicas.made("/model/new", index, **entry, model_info={"id": f"{name}-2"})
+        await replicas.made("/model/new", index, **model.entry, model_info={"id": f"{model.name}-2"})
     changed, state = CHANGED[change]
-    await replicas.becomes(name + changed, state, 0)
-    assert not repeatable.done()
+    await replicas.becomes(model.name + changed, state, 0)
     ended = await replicas.made(f"/v1/responses/{cancelled['id']}/cancel")
     assert ended["status"] == "cancelled", ended["error"]
+    model.release.set()
     status, answer = await repeatable
     assert (status, answer.get("status")) == (200, "completed"), answer
-    async with asyncio.timeout(FOLLOW_TIMEOUT_S):
-        while (found := (await replicas.asks("GET", f"/v1/responses/{kept['id']}"))[1])["status"] == "in_progress":
-            await asyncio.sleep(0.05)
-    assert found["status"] == "completed", found["error"]
+    await replicas.completes(kept)
     # No answer began again.
-    assert len([each for each in slow.requests if len(each.json["prompt"]) > 1]) == 3, slow.requests
-    await replicas.asks("POST", "/model/delete", id=name)
-    await replicas.asks("POST", "/model/delete", id=f"{name}-2")
+    assert model.answers() == 3
+    for id in (model.name, f"{model.name}-2"):
+        await replicas.asks("POST", "/model/delete", id=id)
+
+
+@pytest.mark.slow
+async def test_a_drained_deployment_finishes_the_responses_of_a_process_that_has_ended(replicas: Replicas) -> None:
+    model = await held_model(replicas, "left")
+    began = [await replicas.made("/v1/responses", **model.body, background=True) for _ in range(2)]
+    await model.begun(2)
+    await replicas.made("/model/left/drain")
+    await replicas.becomes("left", "drained")
+    await replicas.processes[0].end()
+    model.release.set()
+    for response in began:
+        await replicas.completes(response, 1)
+    assert (await replicas.chat("gpt-oss-left", 1))[0] == 503
+    await replicas.processes[0].start()
+    await replicas.made("/model/delete", id="left")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ With `fake.prefix_cache = PrefixCache()`, FakeVllm reports the cached tokens of 
 `half_event_at(1)`, `flood_from(2, 10**8)` (never more than the client reads), `recut(7)` (7 bytes per
 write), `in_one_write`, `line_ends(b"\\r\\n")`. Position k counts events from 0, the usage event and `[DONE]`
 included; `Refusal` is a response without a stream. `WireServer` is the generic server: it takes a callable from a
-request to steps (Write, Sleep, Stall, Flood, Reset, Close).
+request to steps (Write, Sleep, Stall, Hold, Flood, Reset, Close).
 """
 
 from .dialects import FakeMlxServer, FakeVllm, MlxScript, Patient, Refusal, VllmScript, vllm_context_error
@@ -35,6 +35,7 @@ from .faults import (
     done_twice,
     flood_from,
     half_event_at,
+    hold_at,
     in_one_write,
     inject_at,
     line_ends,
@@ -47,7 +48,7 @@ from .llamacpp import FakeLlamaCpp, LlamaCppScript
 from .ollama import FakeOllama, OllamaScript
 from .prefix_cache import PrefixCache
 from .sglang import FakeSglang, SglangScript
-from .wire import Close, Flood, Reset, Seen, Sleep, Stall, Step, WireServer, Write
+from .wire import Close, Flood, Hold, Reset, Seen, Sleep, Stall, Step, WireServer, Write
 
 __all__ = [
     "Close",
@@ -57,6 +58,7 @@ __all__ = [
     "FakeSglang",
     "FakeVllm",
     "Flood",
+    "Hold",
     "LlamaCppScript",
     "MlxScript",
     "OllamaScript",
@@ -76,6 +78,7 @@ __all__ = [
     "done_twice",
     "flood_from",
     "half_event_at",
+    "hold_at",
     "in_one_write",
     "inject_at",
     "line_ends",

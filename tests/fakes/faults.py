@@ -5,9 +5,10 @@ Each fault is a function from steps to broken steps. Faults combine in order.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from .wire import Close, Flood, Reset, Sleep, Stall, Step, Write
+from .wire import Close, Flood, Hold, Reset, Sleep, Stall, Step, Write
 
 Fault = Callable[[list[Step]], list[Step]]
 
@@ -40,6 +41,16 @@ def close_at(k: int) -> Fault:
 def stall_at(k: int) -> Fault:
     """Send nothing more from event k on."""
     return _ending_at(k, Stall())
+
+
+def hold_at(k: int, until: asyncio.Event) -> Fault:
+    """Send event k and the following ones only after the event `until` is set."""
+
+    def fault(steps: list[Step]) -> list[Step]:
+        index = _place(steps, k)
+        return [*steps[:index], Hold(until), *steps[index:]]
+
+    return fault
 
 
 def half_event_at(k: int) -> Fault:

@@ -46,6 +46,13 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Send nothing more until the event is set."""
+
+    until: asyncio.Event
+
+
+@dataclass(frozen=True)
 class Flood:
     """Repeat `pieces` up to `total` bytes, as fast as the client reads.
 
@@ -66,7 +73,7 @@ class Close:
     """Close the connection with FIN."""
 
 
-Step = Write | Sleep | Stall | Flood | Reset | Close
+Step = Write | Sleep | Stall | Hold | Flood | Reset | Close
 
 
 @dataclass
@@ -292,6 +299,8 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(seconds)
                 case Stall():
                     await asyncio.Event().wait()
+                case Hold(until):
+                    await until.wait()
                 case Flood(pieces, total):
                     await self._pour(b"".join(pieces), total)
                 case Reset():

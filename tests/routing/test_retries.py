@@ -77,6 +77,40 @@ async def test_a_slot_is_counted_until_its_release() -> None:
     assert is_idle(a)
 
 
+TAKEN_OVER = replace(REQUEST, is_taken_over=True)
+
+
+@pytest.mark.parametrize("is_probed", [True, False], ids=["probed", "not probed yet"])
+async def test_an_answer_of_another_process_may_use_a_drained_deployment(is_probed: bool) -> None:
+    clock = Clock()
+    lives = [live_of("a", clock, is_drained=True)]
+    pool = RoutingPool({"m": lives}, clock=clock)
+    if is_probed:
+        await pool.wait_for_probes(5)
+    with pytest.raises(BackendUnavailable):
+        await pool.route(REQUEST).next_slot(REQUIREMENTS)
+    route = pool.route(TAKEN_OVER)
+    assert await run_attempts(route, None, GONE) == ["a", "a"]
+    assert [*route.tries] == [Attempt("a", "backend_unavailable")]
+    with pytest.raises(BackendUnavailable):
+        await route.next_slot(RESUMED)
+    assert is_idle(lives[0])
+
+
+async def test_an_answer_of_another_process_prefers_deployments_that_work() -> None:
+    clock = Clock()
+    pool, (gone, drained, working) = await known_pool(
+        live_of("gone", clock, is_drained=True), live_of("drained", clock, is_drained=True), "working", clock=clock
+    )
+    assert await run_attempts(pool.route(TAKEN_OVER), None) == ["working"]
+    for live in (gone, working):
+        script_of(live).outcomes = [GONE]
+        with suppress(BackendUnavailable):
+            await live.check()
+    assert await run_attempts(pool.route(TAKEN_OVER), None) == ["drained"]
+    assert drained.candidate.running == 0
+
+
 REMAINING_WORK: dict[str, tuple[RouteRequirements, int, int]] = {
     "no answer limit": (REQUIREMENTS, 100 + ANSWER_WORK, ANSWER_WORK),
     "short answer limit": (replace(REQUIREMENTS, max_tokens=30), 130, 30),

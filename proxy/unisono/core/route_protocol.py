@@ -81,7 +81,8 @@ class RouteRequest:
     is True, only pass-through deployments are used; otherwise, only Harmony deployments. Deployments with a name in
     `excluded` are not used. `identity` returns the name of the requester to which failures are attributed, or an empty
     text; it is called only after a failure. `requested` is the routing that the client chose. `has_both_kinds`: the
-    model also has deployments of the other kind, which a second route uses.
+    model also has deployments of the other kind, which a second route uses. `is_taken_over`: another process accepted
+    the request, so a drained deployment may answer it if no other deployment works.
     """
 
     model: str
@@ -92,6 +93,7 @@ class RouteRequest:
     identity: Callable[[], str] = field(default=str, compare=False)
     requested: RequestedRouting = NO_ROUTING
     has_both_kinds: bool = False
+    is_taken_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

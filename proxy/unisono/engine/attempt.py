@@ -54,6 +54,7 @@ class SlotSession:
                 identity=identity,
                 requested=NO_ROUTING if caller is None else caller.routing,
                 has_both_kinds=request.passthrough is not None,
+                is_taken_over=request.resumption.is_taken_over,
             )
         )
         # A shortened silence limit is useful only if the answer can continue on another deployment.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from unisono.core.answer_faults import AnswerFault
 from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import RouteRequirements
-from unisono.errors import BackendOverloaded
+from unisono.errors import BackendError, BackendOverloaded
 from unisono.routing.canary import Canaries, draw_of, masks
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
@@ -161,6 +162,17 @@ class DeploymentGroup:
         unfit = (one for one in self.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
+    def drained_last_resort(self) -> LiveDeployment | None:
+        """Return a drained deployment for an answer that began before the drain.
+
+        None if a deployment of good or unknown health can answer instead, or if no deployment is drained.
+        """
+        self._refresh()
+        if any(one.rank < Rank.HALF_OPEN for one in self._candidates):
+            return None
+        drained = (live for live in self.members if live.terms.is_drained)
+        return min(drained, key=lambda live: live.failure is not None, default=None)
+
     def _refresh(self) -> None:
         now = self._clock()
         for live in self.members:
@@ -287,6 +299,12 @@ class DeploymentGroup:
             self._news.discard(news)
             news.cancel()
             probed.cancel()
+
+    async def knows(self, live: LiveDeployment) -> bool:
+        """Return whether the capabilities of a member are known; probe it first if necessary."""
+        with suppress(BackendError):
+            await live.capabilities()
+        return live.known is not None
 
     def forget(self, live: LiveDeployment) -> None:
         """Mark the deployment's prefix cache as lost, because its process died or was replaced."""

@@ -66,8 +66,9 @@ class GroupFailoverRoute:
         self._larger = tuple(larger)
         self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
-        # Group and deployment of the last slot.
-        self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
+        # Group and deployment of the last slot. An answer of another process may have begun on a drained deployment.
+        drained = group.drained_last_resort() if request.is_taken_over else None
+        self._at: tuple[DeploymentGroup, LiveDeployment] | None = None if drained is None else (group, drained)
         if request.excluded:
             for each in (group, *fallbacks, *larger):
                 for live in each.members:
@@ -327,7 +328,7 @@ class GroupFailoverRoute:
         return self._given(group, group.reserve(live, demand, wanted), live.known, demand)
 
     async def _drained_slot(self, demand: RouteRequirements) -> HeldSlot | None:
-        """Wait for a slot on the full, drained deployment of this answer.
+        """Wait for a slot on the drained deployment of this answer, if it is full or not probed yet.
 
         The group's queue no longer assigns slots of this deployment. Return None if no slot becomes free within the
         queue's time limit, or if another deployment can continue the answer.
@@ -335,16 +336,16 @@ class GroupFailoverRoute:
         assert self._at is not None
         group, live = self._at
         wanted = group.selection_request(demand, self._request.sticky, 0)
-        if live.known is None or not live.candidate.can(wanted):
+        if not live.terms.is_drained or not await group.knows(live) or not live.candidate.can(wanted):
             return None
         loop = asyncio.get_running_loop()
         until = loop.time() + min(group.rules.bounds.timeout_s, live.timeouts.total_s)
         while live.terms.is_drained and loop.time() < until:
+            if (place := self._same_deployment(demand)) is not None:
+                return place
             if any(one.serves(self._selection_request(one, demand)) for one in self._groups(demand)):
                 return None
             await asyncio.sleep(DRAINED_PAUSE_S)
-            if (place := self._same_deployment(demand)) is not None:
-                return place
         return None
 
     async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
@@ -384,7 +385,7 @@ class GroupFailoverRoute:
         self, group: DeploymentGroup, hold: SlotReservation, capabilities: Capabilities, demand: RouteRequirements
     ) -> HeldSlot:
         live = hold.live
-        if self._failure is not None or self._at is None or self._at[1] is not live:
+        if not self._tries or self._failure is not None or self._at is None or self._at[1] is not live:
             self._tries.append(Attempt(live.name, model=group.model))
         self._failure, self._paused = None, False
         self._at = (group, live)

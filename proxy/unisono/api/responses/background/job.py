@@ -80,7 +80,9 @@ class BackgroundJob:
         request = prepared.generation.request
         request = replace(
             request,
-            resumption=replace(request.resumption, journal=journal, is_journal_stored=True),
+            resumption=replace(
+                request.resumption, journal=journal, is_journal_stored=True, is_taken_over=record is not None
+            ),
             answer=replace(request.answer, whole=False),
         )
         self._engine_run = start_answer(deps.service, request, prepared.generation.compaction)
