@@ -90,9 +90,9 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._check_room(tenant, beginning.conversation, len(input))
         else:
             await self._link.check_replicas()
-        # This write changes nothing, because XX requires a key that never exists. A server that is full, read-only or
-        # unable to persist refuses it like any other write.
-        await self._link.write(("SET", keys.NEVER, "", "XX"))
+        # A server that is full, read-only or unable to persist refuses this write like any other. It is a script like
+        # the other writes, because an access control list may deny scripts.
+        await self._link.act(lease_scripts.TRY, [keys.NEVER], [])
 
     async def _check_room(self, tenant: str, conversation: str | None, size: int) -> None:
         if conversation is not None:

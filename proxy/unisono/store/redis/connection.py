@@ -29,13 +29,11 @@ from unisono.store.redis.cluster_writes import (
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.history import WriteHistory, read_history
 from unisono.store.redis.script import Script
-from unisono.store.redis.trouble import is_failure_of_node, message_of, raise_first
+from unisono.store.redis.trouble import DenialLog, is_failure_of_node, message_of, raise_first
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
-
-# Writes per round trip: few enough for the shortest deadline, enough to hide latency.
-WRITES_PER_ROUND_TRIP = 256
+WRITES_PER_ROUND_TRIP = 256  # few enough for the shortest deadline, enough to hide latency
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +56,7 @@ class Link:
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
+        self._denials = DenialLog()
         # Time (time.monotonic) until which writes need a replica. The keys are the names of the primaries; without a
         # cluster, the only key is empty.
         self._copies_until: dict[str, float] = {}
@@ -87,6 +86,7 @@ class Link:
         except Exception as error:
             # Only library calls run here. Broken connections raise RuntimeError (uvloop), AttributeError, IndexError.
             self._loaded.clear()
+            self._denials.add(error)
             raise StoreUnavailable(message_of(error, self._deadline_s)) from error
         finally:
             # The library may swallow a cancellation that coincides with an answer.

@@ -101,3 +101,11 @@ redis.call('PEXPIRE', counter, ARGV[2])
 return {'ok', value}
 """
 )
+
+# Write that changes nothing, because XX requires a key that never exists.
+TRY = Script(
+    """
+redis.call('SET', KEYS[1], '', 'XX')
+return {'ok'}
+"""
+)

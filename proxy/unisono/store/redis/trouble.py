@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,6 +12,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -34,6 +36,7 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (MasterDownError, "the store's server is a replica that has lost its primary"),
     (ClusterDownError, NO_NODE),
     (SlotNotCoveredError, NO_NODE),
+    (NoPermissionError, "the store denies a command to the gateway's user; check the access control list of the store"),
     (ResponseError, "the store answered a command with an error"),
     (Exception, "the store cannot be reached"),
 )
@@ -49,6 +52,33 @@ REFUSED: Mapping[str, type[Exception]] = {
 }
 
 
+# Text of a denial in a script: Redis 7.2 and newer, or older servers.
+DENIAL: Final = re.compile("ACL failure in script|The user executing the script can't ")
+
+log = logging.getLogger("unisono.store")
+
+
+def is_denial(error: Exception) -> bool:
+    """Return whether the server's access control list has denied a command."""
+    return isinstance(error, NoPermissionError) or DENIAL.search(str(error)) is not None
+
+
+class DenialLog:
+    """Log of denied commands, which logs each error once.
+
+    It also covers commands that the checks of the store do not use.
+    """
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def add(self, error: Exception) -> None:
+        """Log an error of the Redis library if it is a denial."""
+        if is_denial(error) and (text := str(error)) not in self._logged:
+            self._logged.add(text)
+            log.error("the store denies a command to the gateway's user", extra={"cause": text})
+
+
 def message_of(error: Exception, deadline_s: float) -> str:
     """Return the message for an error of the Redis library.
 
@@ -56,6 +86,7 @@ def message_of(error: Exception, deadline_s: float) -> str:
     """
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
+    failed = NoPermissionError if is_denial(error) else failed
     words = next(words for kind, words in TROUBLE if issubclass(failed, kind))
     return words.format(deadline_s=deadline_s)
 

@@ -78,13 +78,9 @@ class BackgroundJob:
         self._journal = journal
         self._logged = logged
         request = prepared.generation.request
-        request = replace(
-            request,
-            resumption=replace(
-                request.resumption, journal=journal, is_journal_stored=True, is_taken_over=record is not None
-            ),
-            answer=replace(request.answer, whole=False),
-        )
+        taken_over = record is not None
+        resumption = replace(request.resumption, journal=journal, is_journal_stored=True, is_taken_over=taken_over)
+        request = replace(request, resumption=resumption, answer=replace(request.answer, whole=False))
         self._engine_run = start_answer(deps.service, request, prepared.generation.compaction)
         self._events = events_type(prepared.frame)(
             prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock
