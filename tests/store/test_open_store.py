@@ -17,6 +17,9 @@ GOOD = {
     "sqlite:///var/lib/unisono/state.db": SqliteStore,
     "sqlite:///~/.local/share/unisono/state.db": SqliteStore,
     "redis://localhost:6379/0": RedisStore,
+    "redis://localhost:6379/": RedisStore,
+    "redis://localhost?db=3": RedisStore,
+    "redis+cluster://a/0": RedisStore,
     "rediss://user:p%40ss@example.com": RedisStore,
     "valkey://localhost": RedisStore,
     "unix:///run/redis.sock": RedisStore,
@@ -40,6 +43,12 @@ BAD = {
     "invalid port": "redis+cluster://a:port",
     "invalid database number": "redis+sentinel://a/state/two",
     "invalid port for a single server": "redis://localhost:port",
+    "name instead of a database number": "redis://localhost:6379/prod",
+    "name instead of a database number with TLS": "rediss://user:secret@localhost/prod?db=1",
+    "open bracket": "redis://[::1/0",
+    "two database numbers": "redis://localhost/1/2",
+    "service name of a cluster": "redis+cluster://a:7000,b/prod",
+    "database of a cluster": "redis+cluster://a:7000,b/1",
 }
 
 

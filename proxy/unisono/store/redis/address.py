@@ -72,6 +72,8 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     if scheme in ("redis", "rediss", "unix"):
         standalone_url = f"{scheme}://{rest}"
         try:
+            if scheme != "unix":
+                check_database(rest)
             pool = CommandPool.from_url(standalone_url, **options | UNTIMED)
             return RedisClients(
                 Redis.from_url(standalone_url, **options),
@@ -86,6 +88,8 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
         raise ConfigError("store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://")
     nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
+    if way == "cluster" and (db or service not in ("", "0")):
+        raise ConfigError("store.url: a cluster has no databases and no service name; remove the part after the hosts")
     options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
     if way == "cluster":
         return RedisClients(RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options), options)
@@ -96,6 +100,16 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
     commands = sentinel.master_for(service, CommandClient, SentinelCommandPool, **UNTIMED)
     return RedisClients(sentinel.master_for(service), options, commands, sentinel=sentinel, service=service)
+
+
+def check_database(rest: str) -> None:
+    """Check the path of a standalone server; `rest` is the address after `//`.
+
+    The Redis library ignores a path that is not a number. Raises `ConfigError` for such a path.
+    """
+    path = unquote(urlsplit(f"//{rest}").path).strip("/")
+    if path and not (path.isascii() and path.isdigit()):
+        raise ConfigError("store.url: the path must be a database number, as in redis://host:6379/0")
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
