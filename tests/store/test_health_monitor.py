@@ -90,3 +90,17 @@ async def test_memory_store_is_used_only_if_it_is_allowed(tmp_path: Path) -> Non
         assert monitor.reason == ""
     async with monitored(url) as monitor:
         assert monitor.reason == "store_unavailable"
+
+
+async def test_an_idle_gateway_notices_a_failure_within_the_documented_time(tmp_path: Path) -> None:
+    server = Server(tmp_path / "redis").start()
+    monitor = Upkeep(open_store(server.url))
+    await monitor.start()
+    try:
+        await until(lambda: not monitor.reason)
+        server.end()
+        async with asyncio.timeout(6):
+            await until(lambda: bool(monitor.reason))
+    finally:
+        await monitor.aclose()
+        server.end()

@@ -20,8 +20,8 @@ log = logging.getLogger("unisono.store")
 PATIENCE_S = 3.0
 # Interval between two attempts to start the store, in seconds.
 START_RETRY_S = 2.0
-# Interval between two checks of a working store, in seconds.
-LOOK_S = 10.0
+# Interval between two checks of a working store, in seconds. A gateway that writes nothing notices a failure only then.
+LOOK_S = 2.0
 
 # Separate reason codes for errors that need a specific action by the operator. Keys are the messages that every kind
 # of store uses.
