@@ -16,6 +16,7 @@ from tests.fakes.language_model import ANSWER_TOKENS, LanguageModel
 from tests.fidelity.test_fork import later_fault
 from tests.web.test_routes import post, recordings
 from unisono.core.generation import START
+from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 TOOL_TURN = [
@@ -89,6 +90,17 @@ async def test_an_impossible_fork_names_the_field(changes: dict[str, Any], field
         refused = await post(running, f"/v1/traces/{await recorded(running)}/fork", changes)
     assert (refused.status, refused.body["error"]["param"]) == (400, field)
     assert message in refused.body["error"]["message"]
+
+
+async def test_a_refused_request_has_no_token_to_fork_at(tmp_path: Path) -> None:
+    async with FakeVllm(script=LanguageModel().script) as fake, keyed(config(fake.url), tmp_path) as (running, ring):
+        _, ann = await ring.issue("ann", KeyLimits(token_budget=1))
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+        assert (await post(running, "/v1/chat/completions", body, **bearing(ann))).status == 429
+        [recording] = await recordings(running, 1, **bearing(ann))
+        fork = await post(running, f"/v1/traces/{recording['id']}/fork", {"at": 0}, **bearing(ann))
+    assert (fork.status, fork.body["error"]["param"]) == (400, "at")
+    assert fork.body["error"]["message"].startswith("The recording has 0 generated tokens")
 
 
 async def test_only_the_tenant_of_a_recording_can_fork_it(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ def first_changed_token(start: Fork, position: int, forked: Sequence[int]) -> in
 
 def _unchanged(document: Document, changes: ForkChanges) -> Fork:
     steps, prompts = generated_by_step(document), prompts_of(document)
+    # The last step may not have started, such as in a refused request.
+    if not steps[-1] and all(step["step"] < len(steps) - 1 for step in document["steps"]):
+        steps.pop()
     first = [next(at for at, step in enumerate(document["steps"]) if step["step"] == n) for n in range(len(steps))]
     if any(token is None for at in first for token in prompts[at]):
         raise InvalidRequest(
