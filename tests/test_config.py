@@ -528,6 +528,7 @@ RESOLVED: dict[str, tuple[list[str], dict[str, Any], str | None, str]] = {
     ),
     "auxiliary name as a model": (["gpt-oss-120b", AUXILIARY], {}, AUXILIARY, AUXILIARY),
     "auxiliary name with a pattern": (["gpt-oss-120b", "codex-*"], {}, AUXILIARY, "codex-*"),
+    "alias with an asterisk": (["a", "b"], {"router_settings": {"model_group_alias": {"x/*": "b"}}}, "x/*", "b"),
     "hidden alias": (["gpt-oss-120b", "b"], ALIASES, "o3", "b"),
     "catch-all pattern": (["a", "*"], {}, "gpt-5", "*"),
     "most specific pattern": (["*", "gpt-*", "gpt-4*"], {}, "gpt-4.1", "gpt-4*"),

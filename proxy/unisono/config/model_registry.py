@@ -134,9 +134,11 @@ class ModelRegistry:
         provided that exactly one is configured.
         """
         if requested:
-            name = self._aliases.get(requested, requested)
-            if name in self._groups and "*" not in requested:
-                return self._groups[name]
+            # The name of an alias is matched exactly, as in LiteLLM, also if it contains `*`.
+            if target := self._aliases.get(requested):
+                return self._groups[target]
+            if requested in self._groups and "*" not in requested:
+                return self._groups[requested]
             for pattern in self._patterns:
                 if fnmatchcase(requested, pattern):
                     return self._groups[pattern]

@@ -164,7 +164,8 @@ class RouterSettings(Fallbacks):
     stream_timeout: Seconds | None = None
     """Default for `stream_timeout` of every model, in seconds."""
     model_group_alias: dict[Name, Name | AliasTarget] = Field(default_factory=dict)
-    """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`."""
+    """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`.
+    A `*` in such a name is no wildcard."""
 
 
 def _check_store_url(url: SecretStr) -> SecretStr:
