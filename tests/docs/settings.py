@@ -14,7 +14,7 @@ from datetime import date
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -128,6 +128,7 @@ def _bounded(bounds: tuple[Any, ...]) -> str:
     words = [
         *(f"over {bound.gt}" for bound in flat if isinstance(bound, Gt)),
         *(f"at least {bound.ge}" for bound in flat if isinstance(bound, Ge)),
+        *(f"under {bound.lt}" for bound in flat if isinstance(bound, Lt)),
         # Larger bounds only protect stores and clocks.
         *(
             f"at most {str(bound.le).removesuffix('.0')}"
