@@ -164,8 +164,9 @@ async def test_an_unknown_guardrail_is_an_error(name: str) -> None:
 async def test_background_responses_cannot_choose_guardrails() -> None:
     async with guarded(guardrail("pre_call", on=False, patterns=[BLOCK_MAIL])) as (running, _):
         answer = await post(running, "responses", guardrails=["mails"], background=True)
-        assert answer.status == 400
-        assert answer.body["error"]["param"] == "guardrails"
+        assert (answer.status, answer.body["error"]["param"]) == (400, "guardrails")
+        answer = await post(running, "responses", metadata={"guardrails": ["mails"]}, background=True)
+        assert (answer.status, answer.body["error"]["param"]) == (400, "metadata.guardrails")
 
 
 async def test_a_stored_response_has_no_masked_text() -> None:

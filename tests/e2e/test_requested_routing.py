@@ -198,7 +198,9 @@ async def test_a_pass_through_model_is_a_fallback_where_it_can_answer() -> None:
             assert (refused.status, "is a pass-through model" in refused.body["error"]["message"]) == (400, True)
 
 
-@pytest.mark.parametrize("field", [{"num_retries": 0}, {"fallbacks": []}, {"disable_fallbacks": True}], ids=str)
+@pytest.mark.parametrize(
+    "field", [{"num_retries": 0}, {"max_retries": 0}, {"fallbacks": []}, {"disable_fallbacks": True}], ids=str
+)
 async def test_a_background_response_has_no_routing_of_its_own(field: dict[str, Any]) -> None:
     async with site() as found:
         answer = await found.ask("/v1/responses", background=True, store=True, **field)
@@ -246,6 +248,15 @@ async def test_tags_select_deployments(path: str) -> None:
         for fields, param in (({"tags": ["team-a", 5]}, "tags.1"), ({"tags": ["&team-c"]}, "tags")):
             answer = await post(running, path, **fields)
             assert (answer.status, f"'{param}'" in answer.body["error"]["message"]) == (400, True)
+
+
+async def test_a_background_response_has_no_tags_of_its_own() -> None:
+    async with tagged() as running:
+        for name, fields in TAG_FIELDS.items():
+            answer = await post(running, "/v1/responses", background=True, store=True, **fields)
+            expected = "tags" if name == "tags" else f"{name}.tags"
+            assert (answer.status, answer.body["error"]["param"]) == (400, expected)
+            assert answer.body["error"]["message"].startswith(f"'{expected}' is not supported")
 
 
 @SURFACE

@@ -123,16 +123,24 @@ class RoutingFields:
             raise
 
 
-def chosen_fields(routing: RequestedRouting) -> list[str]:
-    """Return the names of the routing fields that a request sets."""
+def chosen_fields(routing: RequestedRouting, body: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the routing fields and headers that a request sets; `body` is its original body."""
     values = {
         "fallbacks": routing.fallbacks is not None,
         "disable_fallbacks": routing.no_fallbacks,
-        "num_retries": routing.num_retries is not None,
-        "tags": bool(routing.tags),
+        next((field for field in RETRY_FIELDS if body.get(field) is not None), ""): routing.num_retries is not None,
+        path_of("tags", body) or TAG_HEADER: bool(routing.tags),
         DEPLOYMENT_HEADER: bool(routing.deployment),
     }
-    return [name for name, is_chosen in values.items() if is_chosen]
+    return [path for path, is_chosen in values.items() if is_chosen]
+
+
+def path_of(field: str, body: Mapping[str, Any]) -> str:
+    """Return the path of a list in the body or in an object of `TAG_OBJECTS`; empty if it is missing or empty."""
+    if body.get(field):
+        return field
+    objects = ((name, body.get(name)) for name in TAG_OBJECTS)
+    return next((f"{name}.{field}" for name, inner in objects if isinstance(inner, Mapping) and inner.get(field)), "")
 
 
 def _flag(body: Mapping[str, Any], field: str) -> bool:

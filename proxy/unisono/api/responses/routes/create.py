@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
-from unisono.api.body import read_model_request, work_size
+from unisono.api.body import read_json, read_model_request, work_size
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import failure_of
@@ -46,10 +46,11 @@ from unisono.api.responses.prepared_request import Sender, prepare_request, vali
 from unisono.api.responses.routes.responses_api import ResponsesApi, to_sse
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
-from unisono.api.routing_fields import chosen_fields
+from unisono.api.routing_fields import chosen_fields, path_of
 from unisono.api.sse import EventStream, EventWriter
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
+from unisono.core.route_protocol import NO_ROUTING
 from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.errors import StoreConflict, StoreError, UnisonoError, UnsupportedValue
@@ -104,7 +105,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     is_idempotent = HEADER in request.headers and parsed.stored
     if is_idempotent or parsed.background:
-        check_options(request.state.caller)
+        await check_options(request)
     # Only a stored response can be returned to a later request with the same key.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
@@ -129,13 +130,15 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
 
-def check_options(caller: Caller) -> None:
+async def check_options(request: Request) -> None:
     """Reject guardrail and routing options in a request that another process may take over.
 
     Raises UnsupportedValue if the caller has chosen such options, because the other process would not know them.
     """
-    chosen = [GUARDRAILS] if caller.guardrails else chosen_fields(caller.routing)
-    if chosen:
+    caller: Caller = request.state.caller
+    if caller.guardrails or caller.routing != NO_ROUTING:
+        body = await read_json(request)
+        chosen = [path_of(GUARDRAILS, body)] if caller.guardrails else chosen_fields(caller.routing, body)
         raise UnsupportedValue(
             f"'{chosen[0]}' is not supported for background responses or for requests with an idempotency key; "
             "omit it, or ask the operator to set it for all requests.",
