@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from unisono.cli import main
+
+UNISONO = str(Path(sys.executable).with_name("unisono"))
+FULL = Path("/dev/full")
 
 
 @pytest.fixture
@@ -48,6 +53,30 @@ def test_a_new_key_is_printed_once_and_not_stored(config: Path) -> None:
     assert key not in run(config, "list", "--json").output
     for path in config.parent.iterdir():
         assert key.encode() not in path.read_bytes()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=str)
+@pytest.mark.parametrize("command", ["create", "rotate"])
+def test_a_key_is_not_lost_if_the_output_device_is_full(config: Path, command: str, options: tuple[str, ...]) -> None:
+    secrets = {line for line in run(config, "create").stdout.splitlines() if line.startswith("sk-uni-")}
+    arguments = ["rotate", run_json(config, "list")[0]["id"]] if command == "rotate" else ["create"]
+    with FULL.open("w") as full:
+        command_line = [UNISONO, "keys", *arguments, "--config", str(config), *options]
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    [secret] = [line for line in lines if line.startswith("sk-uni-") and line not in secrets]
+    assert lines[-1] == "Error: cannot write the output: No space left on device"
+    assert any(secret.endswith(key["ending"]) for key in run_json(config, "list"))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["openapi"]], ids=str)
+def test_a_full_output_device_is_one_line(arguments: list[str]) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run([UNISONO, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: cannot write the output: No space left on device\n")
 
 
 def test_all_options_are_stored(config: Path) -> None:

@@ -26,7 +26,7 @@ from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
-from unisono.cli.terminal import on_one_line, table_lines
+from unisono.cli.terminal import on_one_line, print_key, table_lines
 from unisono.config import Config
 from unisono.core.access import KeyRecord
 from unisono.core.frozen import dataclass
@@ -304,11 +304,11 @@ def _time(at: float | None) -> str:
 def _print_new_key(new: Issued, *, as_json: bool) -> None:
     if as_json:
         document = {"key": new.plaintext, **to_json(new.record, time.time())}
-        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+        print_key(json.dumps(document, ensure_ascii=False, indent=2), new.plaintext)
         return
     # Only the key is written to standard output, so that a script can capture it.
     click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
-    click.echo(new.plaintext)
+    print_key(new.plaintext, new.plaintext)
 
 
 def _warn_of_unknown_names(config: Config, options: Mapping[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +78,9 @@ CONFIG_REQUIRED = _config_option(required=True)
 # Option for commands that do not always use the configuration. They call `report_source` when they use it.
 CONFIG_UNREPORTED = _config_option(required=False, reports=False)
 
+# Errors of a full device, an exceeded quota or file size, a failed device, and a standard output that is not open.
+OUTPUT_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
+
 # Options of the commands that configure another program, in the order of the help.
 GATEWAY = (
     click.option("--url", default="http://localhost:4000", show_default=True, help="Address of the gateway."),
@@ -117,3 +123,16 @@ class CommandGroup(click.Group):
 
     command_class = TextCommand
     group_class = type
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line. An output that cannot be written causes one line on standard error."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+                raise
+            # Python writes the rest of its buffer at exit, which would fail again.
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+            sys.exit(1)

@@ -20,7 +20,7 @@ import click
 from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
-from unisono.cli.terminal import on_one_line
+from unisono.cli.terminal import on_one_line, print_key
 from unisono.core.json_syntax import parsed_json
 
 # Timeout of one request, in seconds.
@@ -152,11 +152,11 @@ class RemoteKeys(AdminClient):
 
     def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
         if as_json:
-            click.echo(json.dumps(key, ensure_ascii=False, indent=2))
+            print_key(json.dumps(key, ensure_ascii=False, indent=2), key["key"])
             return
         # Only the key is written to standard output, so that a script can capture it.
         click.echo(f"{key['token']}, of tenant {key['team_id'] or key['token']}. This is shown once:", err=True)
-        click.echo(key["key"])
+        print_key(key["key"], key["key"])
 
 
 def _message(error: HTTPError) -> str:

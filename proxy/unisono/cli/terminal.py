@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
+
+import click
 
 
 def harmless(text: str) -> str:
@@ -36,3 +39,22 @@ def table_lines(rows: Sequence[Sequence[str]], *, numbers_from: int | None = Non
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(aligned).rstrip()
+
+
+def print_key(output: str, secret: str) -> None:
+    """Print output that contains a new secret, which cannot be printed again.
+
+    If standard output fails, the secret is printed to standard error. Raises OSError in this case.
+    """
+    try:
+        _write(output)
+    except OSError:
+        click.echo(f"Standard output failed. The key is valid and shown once:\n{secret}", err=True)
+        raise
+
+
+def _write(output: str) -> None:
+    # Without a standard output, `click.echo` would do nothing.
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    click.echo(output)
