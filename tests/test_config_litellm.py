@@ -399,6 +399,12 @@ def test_import_keeps_protective_settings_so_that_serve_refuses_them(tmp_path: P
         load(target, dict.fromkeys(ENV_REFERENCE.findall(text), "set"))
 
 
+def test_import_refuses_a_file_without_sections(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"^the configuration must be a mapping of sections, not a list$"):
+        imported(tmp_path / "list.json")
+
+
 def test_import_keeps_environment_references() -> None:
     text = imported(FILES["reliability"])
     assert text.count("os.environ/AZURE_API_KEY") == 1

@@ -83,9 +83,7 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
 
     If `keeps_protective` is True, protective settings that are not acknowledged cause warnings instead of errors.
     """
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
-    reading = _Reading(EnvironmentReferences.of(raw, environ))
+    reading = _Reading(EnvironmentReferences.of(require_sections(raw), environ))
     tree = reading.all_of(raw)
     refuse_lone_surrogates(tree, "")
     remarks, errors = check_protective(reading.protective, acknowledged_of(tree), keeps=keeps_protective)
@@ -102,6 +100,13 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
     return Loaded(config, (*reading.warnings, *reading.summary, *general, *hints), master_key_variable(raw), positions)
 
 
+def require_sections(raw: object) -> Mapping[Any, Any]:
+    """Return a parsed file. Raises ConfigError if it is not a mapping."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"the configuration must be a mapping of sections, not {described(raw)}")
+    return raw
+
+
 def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
@@ -109,7 +114,7 @@ def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     does not start with the result until the operator decides about them. Raises ConfigError for invalid keys.
     """
     reading = _Reading(EnvironmentReferences({}, resolves=False))
-    tree = reading.all_of(raw)
+    tree = reading.all_of(require_sections(raw))
     refuse_lone_surrogates(tree, "")
     if reading.errors:
         raise ConfigError(*reading.errors)
