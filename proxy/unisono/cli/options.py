@@ -125,9 +125,12 @@ class CommandGroup(click.Group):
     group_class = type
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line. An output that cannot be written causes one line on standard error."""
+        """Run the command line. An interrupt and an output that cannot be written cause one line, not a traceback."""
         try:
             return super().main(*args, **kwargs)
+        except KeyboardInterrupt:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
         except OSError as error:
             if error.errno not in OUTPUT_ERRORS or error.filename is not None:
                 raise
