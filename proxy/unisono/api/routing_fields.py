@@ -124,7 +124,10 @@ class RoutingFields:
 
 
 def chosen_fields(routing: RequestedRouting, body: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the routing fields and headers that a request sets; `body` is its original body."""
+    """Return the paths of the routing fields and headers that a request sets.
+
+    `body` is the original body of the request.
+    """
     values = {
         "fallbacks": routing.fallbacks is not None,
         "disable_fallbacks": routing.no_fallbacks,
@@ -136,7 +139,10 @@ def chosen_fields(routing: RequestedRouting, body: Mapping[str, Any]) -> list[st
 
 
 def path_of(field: str, body: Mapping[str, Any]) -> str:
-    """Return the path of a list in the body or in an object of `TAG_OBJECTS`; empty if it is missing or empty."""
+    """Return the path of a list in the body or in an object of `TAG_OBJECTS`.
+
+    The path is empty if the list is missing or empty.
+    """
     if body.get(field):
         return field
     objects = ((name, body.get(name)) for name in TAG_OBJECTS)

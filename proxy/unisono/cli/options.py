@@ -125,7 +125,7 @@ class CommandGroup(click.Group):
     group_class = type
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command line. An interrupt and an output that cannot be written cause one line, not a traceback."""
+        """Run the command line. Interrupts and failed output cause no traceback."""
         try:
             return super().main(*args, **kwargs)
         except KeyboardInterrupt:
