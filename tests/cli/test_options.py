@@ -1,10 +1,7 @@
-"""Command-line arguments that are not valid UTF-8, and interrupts of the start."""
+"""Command-line arguments that are not valid UTF-8."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import click
@@ -66,23 +63,3 @@ def test_a_file_name_need_not_be_utf8() -> None:
     result = CliRunner().invoke(main, ["trace", f"{INVALID_UTF8}.json"])
     assert result.exit_code == 1
     assert "No such file" in result.output
-
-
-def test_an_interrupt_during_the_imports_is_no_traceback() -> None:
-    # The finder interrupts the process at the import of click.
-    code = """
-import importlib.abc, os, signal, sys
-class Interrupting(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "click":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting())
-import unisono.cli
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
-
-
-def test_the_command_line_leaves_the_handler_of_interrupts_as_it_was() -> None:
-    code = "import signal, unisono.cli; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    subprocess.run([sys.executable, "-c", code], check=True)

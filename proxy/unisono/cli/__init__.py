@@ -5,16 +5,8 @@ Implementations are imported when a command runs, so `unisono --version` starts 
 
 from __future__ import annotations
 
-import signal
-from contextlib import suppress
-
-# An interrupt during the imports ends the process without a traceback. Afterwards, `main` handles interrupts. A thread
-# cannot change handlers.
-if IS_INTERRUPTIBLE := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    with suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import gc
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -406,7 +398,3 @@ main.add_command(mcp)
 main.add_command(keys)
 main.add_command(models)
 main.add_command(evaluate)
-
-if IS_INTERRUPTIBLE:
-    with suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
