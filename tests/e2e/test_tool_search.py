@@ -33,6 +33,7 @@ STARS = {
 }
 PAY = {"type": "function", "name": "pay", "description": "Pay a bill.", "parameters": SCHEMA, "defer_loading": True}
 TOOLS = [SEARCH, NOW, STARS, PAY]
+KINDS = ("tool_search_call", "tool_search_output")
 ASKED = {"type": "message", "role": "user", "content": "Which one is this?"}
 SEARCHES = called("tool_search", '{"query": "stars"}')
 LOOKS = called("sky__look", '{"at":"north"}')
@@ -264,11 +265,29 @@ async def test_two_searches_at_once_declare_each_tool_once(harness: Line, stream
         assert prompt.count("Found: ") == 2
 
 
-async def test_searches_count_as_calls_of_the_gateway(harness: Line) -> None:
-    harness.say(SEARCHES, called("tool_search", '{"query":"bill"}'), ANSWER)
-    await harness.whole(input=[ASKED], tools=TOOLS, max_tool_calls=1)
-    assert "No calls are left." in harness.prompts[2]
+@both_forms
+@pytest.mark.parametrize(
+    ("arguments", "error", "max_calls"), [('{"query":"bill"}', "No calls are left.", 1), ("bill", "JSON", 2)]
+)
+async def test_a_search_that_did_not_run_is_incomplete(
+    harness: Line, arguments: str, error: str, max_calls: int, stream: bool
+) -> None:
+    fields: Json = {"tools": TOOLS, "stream": stream, "store": stream, "max_tool_calls": max_calls}
+    harness.say(SEARCHES, called("tool_search", arguments), ANSWER, ANSWER)
+    first = await harness.responds(input=[ASKED], **fields)
+    assert error in harness.prompts[2]
     assert "type pay" not in harness.prompts[2]
+    searches = [(item["type"], item["status"]) for item in first["output"] if "tool_search" in item["type"]]
+    assert searches == [(kind, status) for status in ("completed", "incomplete") for kind in KINDS]
+    if stream:
+        assert [item.get("status") for item in (await harness.kept(first))["output"]] == [
+            item.get("status") for item in first["output"]
+        ]
+        await harness.responds(previous_response_id=first["id"], input=[ASKED], **fields)
+    else:
+        await harness.responds(input=[ASKED, *first["output"], ASKED], **fields)
+    # The items of a `store: false` response do not contain the error.
+    assert (error if stream else "No tool was found.") in harness.prompts[3]
 
 
 @both_forms

@@ -90,6 +90,12 @@ def search_call(item: HostedCall, item_id: str, status: str) -> Wire:
     return {"id": item_id, "type": "tool_search_call", **fields, "arguments": to_value(item.arguments.text)}
 
 
+def search_status(ran: Ran | None) -> str:
+    """Return the status of a tool search and of its output."""
+    # OpenAI defines no status for a failure of these items.
+    return INCOMPLETE if ran is None or ran.outcome.is_error else COMPLETED
+
+
 def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]) -> StoredItem:
     """Return the stored result of a tool search. `declared` are the tools of the request."""
     item_id = served_id(ran.item.call_id, "tool_search_output")
@@ -103,7 +109,7 @@ def to_stored_search_result(ran: Ran, toolbox: Toolbox, declared: Sequence[Wire]
     for label in dict.fromkeys(label for label, _ in on_servers.values()):
         server = next((tool for tool in declared if tool.get("server_label") == label), {})
         tools.append({**server, "allowed_tools": [name for at, name in on_servers.values() if at == label]})
-    fields: Wire = {"status": COMPLETED, "call_id": None, "execution": "server", "tools": tools}
+    fields: Wire = {"status": search_status(ran), "call_id": None, "execution": "server", "tools": tools}
     result = ToolResult(ran.item.call_id, ran.item.name, ran.text_for_model)
     meaning = (result, AddedTools(found)) if found else (result,)
     return StoredItem(item_id, meaning, {"id": item_id, "type": "tool_search_output", **fields})
@@ -173,7 +179,7 @@ def to_stored_call(
     made = to_item(closed)
     result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.text_for_model)
     if builtin_of(item.server) == SEARCH:
-        wire = search_call(item, item_id, INCOMPLETE if ran is None else COMPLETED)
+        wire = search_call(item, item_id, search_status(ran))
         if ran is not None:  # the result is an item of its own
             return StoredItem(item_id, (*before, *(() if made is None else (made,))), wire)
     elif is_trained(item):
