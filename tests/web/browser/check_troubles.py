@@ -106,6 +106,26 @@ def test_a_key_that_becomes_invalid_can_be_replaced(stage: dict[str, str], opene
     page.locator("main > .trouble").wait_for(state="hidden")
 
 
+def test_the_time_in_the_sign_in_dialog_is_not_part_of_the_answer(stage: dict[str, str], opened: Opened) -> None:
+    page = keyed_page(stage, opened, "playground")
+    page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
+    refusal = {"error": {"message": "The API key is not valid.", "code": "invalid_api_key"}}
+    respond_with(page, "/v1/chat/completions", refusal, 401)
+    page.get_by_label("Message", exact=True).fill("say hello")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.locator("#ask-key").wait_for()
+    assert page.locator("#said").inner_text() == ""
+    # An hour passes before the user signs in.
+    page.evaluate("const now = performance.now.bind(performance); performance.now = () => now() + 3_600_000")
+    page.unroute("**/v1/chat/completions")
+    page.get_by_label("Key", exact=True).fill(stage["key"])
+    page.locator("#ask-key").get_by_role("button", name="Sign in").click()
+    facts = page.locator("article.answer .facts")
+    facts.wait_for()
+    assert re.search(r"first token after [\d.]+ m?s\b.*[\d.]+ m?s in total", facts.inner_text(), re.DOTALL)
+    page.locator("#said", has_text="The answer is complete.").wait_for()
+
+
 def test_a_key_without_models_gets_a_message(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/inspector")
     respond_with(page, "/v1/status", {**status_of(stage, page), "models": [], "minutes": None})

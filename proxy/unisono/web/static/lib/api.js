@@ -64,9 +64,11 @@ export function reason(error) {
   return [error.message, field, code, todo].filter(Boolean).join(" ");
 }
 
-// Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key.
-export async function asked(path, { body, signal, quiet, headers = {} } = {}) {
+// Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key. `onSend` is called before the
+// request is sent, and again before it is sent with a new key.
+export async function asked(path, { body, signal, quiet, headers = {}, onSend = () => {} } = {}) {
   for (;;) {
+    onSend();
     const answer = SENDABLE.test(key) ? await sent(path, body, signal, headers) : null;
     if (answer?.ok) return answer;
     const refused = answer ? await refusal(answer) : new Refused(401, "The API key is not valid.");

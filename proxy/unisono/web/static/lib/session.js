@@ -1,7 +1,7 @@
 // Session: asks for a key, signs in and out, and displays who is signed in.
 
 import { hasKey, useKey, whenRefused } from "/page/lib/api.js";
-import { el } from "/page/lib/dom.js";
+import { el, say } from "/page/lib/dom.js";
 import { visible } from "/page/lib/invisible.js";
 import { ZONE } from "/page/lib/format.js";
 import { forget, refresh, state, watch } from "/page/lib/store.js";
@@ -24,6 +24,8 @@ function askKey(why) {
   byId("key-why").className = wrong ? "trouble" : "muted";
   byId("key-keep").checked = true;
   keyField.value = "";
+  // The refused request does not run while the dialog is open.
+  say("");
   if (!asking.open) asking.showModal();
   keyField.focus();
   return new Promise((resolve) => answered.push(resolve));

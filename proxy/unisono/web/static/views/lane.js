@@ -114,14 +114,14 @@ export class Lane {
     const entry = this.add({ kind: "assistant", text: "" }, transcript);
     this.owner.changed();
     this.follow();
-    say("The answer is being generated");
     let trouble = "";
     let requestId = "";
     try {
       const shows = this.owner.showsTokens;
       // The tokens are requested as part of the stream, because a separate request might reach a different process.
       const headers = { ...request.headers, ...(shows && given.stream ? { "x-unisono-tokens": "comments" } : {}) };
-      const answer = await asked(request.path, { body: request.body, headers, signal: running.signal });
+      const onSend = () => { transcript.begin(); say("The answer is being generated"); };
+      const answer = await asked(request.path, { body: request.body, headers, signal: running.signal, onSend });
       requestId = answer.headers.get("x-request-id");
       if (given.stream) {
         const onTokens = shows ? this.tokensBeside(transcript) : undefined;

@@ -101,8 +101,8 @@ export class Transcript {
     this.known = {};
     this.items = null;
     this.blocks = null;
-    this.began = performance.now();
     this.first = null;
+    this.begin();
     // Not a live region: a stream of tokens would flood screen readers. Only the end is announced.
     this.body = el("div", { class: "parts", "aria-busy": "true" });
     this.next = el("div", { class: "row next" });
@@ -110,6 +110,11 @@ export class Transcript {
     this.side = el("div", { class: "side", hidden: true });
     this.node = el("article", { class: "answer", "aria-label": "Answer" },
       el("div", { class: "answer-main" }, el("p", { class: "from" }, visible(title)), this.body, this.foot), this.side);
+  }
+
+  // Starts the clock. A request is sent again after the user has entered a new key.
+  begin() {
+    this.began = performance.now();
   }
 
   part(key, kind, title) {
