@@ -146,6 +146,12 @@ def test_an_unknown_address_opens_the_overview(stage: dict[str, str], opened: Op
     page.get_by_role("heading", name="Overview").wait_for()
 
 
+def test_an_unknown_filter_is_removed_from_the_address(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/requests?outcome=zzz&failed=true")
+    page.get_by_role("heading", name="Requests").wait_for()
+    page.wait_for_url("**/#/requests?failed=true")
+
+
 # -- the inspector
 
 

@@ -18,6 +18,10 @@ export function requests(main, id, search) {
 // -- the list
 
 function list(main, search) {
+  // The address must not contain filters that have no effect.
+  const unknown = [...search.keys()].filter((name) => name !== "cursor" && !FILTERS.includes(name));
+  for (const name of unknown) search.delete(name);
+  if (unknown.length) history.replaceState(null, "", `#/requests${query(Object.fromEntries(search))}`);
   const text = (name, hint) => el("input", { type: "text", spellcheck: "false", autocapitalize: "off", autocomplete: "off", placeholder: hint, value: search.get(name) ?? "" });
   const models = el("datalist", { id: "known-models" });
   const of = {
