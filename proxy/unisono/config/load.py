@@ -83,8 +83,9 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
 
     If `keeps_protective` is True, protective settings that are not acknowledged cause warnings instead of errors.
     """
-    reading = _Reading(EnvironmentReferences.of(require_sections(raw), environ))
-    tree = reading.all_of(raw)
+    sections = require_sections(raw)
+    reading = _Reading(EnvironmentReferences.of(sections, environ))
+    tree = reading.all_of(sections)
     refuse_lone_surrogates(tree, "")
     remarks, errors = check_protective(reading.protective, acknowledged_of(tree), keeps=keeps_protective)
     reading.warnings += remarks
@@ -97,7 +98,9 @@ def parse(raw: object, environ: Mapping[str, str], *, keeps_protective: bool = F
         for hint in entry.hints()
     )
     general = (f"general_settings.{hint}" for hint in config.general_settings.hints())
-    return Loaded(config, (*reading.warnings, *reading.summary, *general, *hints), master_key_variable(raw), positions)
+    return Loaded(
+        config, (*reading.warnings, *reading.summary, *general, *hints), master_key_variable(sections), positions
+    )
 
 
 def require_sections(raw: object) -> Mapping[Any, Any]:
