@@ -591,6 +591,12 @@ BODIES: dict[str, Case] = {
         (C("f"),),
         ("unfinished-call", "missing-end"),
     ),
+    "a call without a body, after another call": Case(
+        '<|channel|>commentary to=functions.f<|message|>{"a":1}<|call|><|start|>assistant'
+        "<|channel|>commentary to=functions.f<|message|>" + OK,
+        (C("f", '{"a":1}'), F("ok")),
+        ("unfinished-call", "missing-end"),
+    ),
     "two calls cut off": Case(
         '<|channel|>commentary to=functions.f<|message|>{"a":<|start|>assistant'
         '<|channel|>commentary to=functions.f<|message|>{"a":',

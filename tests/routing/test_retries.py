@@ -111,6 +111,16 @@ async def test_an_answer_of_another_process_prefers_deployments_that_work() -> N
     assert drained.candidate.running == 0
 
 
+async def test_an_answer_of_another_process_uses_no_drained_deployment_that_its_request_excludes() -> None:
+    clock = Clock()
+    pool, lives = await known_pool(live_of("a", clock, is_drained=True), live_of("b", clock), clock=clock)
+    script_of(lives[1]).outcomes = [GONE]
+    with suppress(BackendUnavailable):
+        await lives[1].check()
+    route = pool.route(replace(TAKEN_OVER, excluded=frozenset({"a"})))
+    assert await run_attempts(route, None) == ["b"]
+
+
 REMAINING_WORK: dict[str, tuple[RouteRequirements, int, int]] = {
     "no answer limit": (REQUIREMENTS, 100 + ANSWER_WORK, ANSWER_WORK),
     "short answer limit": (replace(REQUIREMENTS, max_tokens=30), 130, 30),

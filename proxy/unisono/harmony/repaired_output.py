@@ -244,7 +244,10 @@ class OpenMessage:
             self.close(END, end, complete=not self.header.is_call, terminated=False)
 
     def _body(self) -> list[int]:
-        return self._buffered if self.handling is BodyHandling.BUFFER else self._output.open_body()
+        if self.handling is BodyHandling.BUFFER:
+            return self._buffered
+        # The output contains the message only after its first body token.
+        return [] if self.unopened is not None else self._output.open_body()
 
     def _open(self, unopened: OpenPart) -> None:
         self._output.parts.append(unopened)

@@ -162,15 +162,16 @@ class DeploymentGroup:
         unfit = (one for one in self.members if one.candidate.rank is Rank.UNFIT and not one.terms.is_withdrawn)
         return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
-    def drained_last_resort(self) -> LiveDeployment | None:
+    def drained_last_resort(self, ruled_out: int) -> LiveDeployment | None:
         """Return a drained deployment for an answer that began before the drain.
 
-        None if a deployment of good or unknown health can answer instead, or if no deployment is drained.
+        `ruled_out` is the mask of deployments that the request does not permit. None if a permitted deployment of good
+        or unknown health can answer instead, or if no permitted deployment is drained.
         """
         self._refresh()
-        if any(one.rank < Rank.HALF_OPEN for one in self._candidates):
+        if any(one.rank < Rank.HALF_OPEN and not one.bit & ruled_out for one in self._candidates):
             return None
-        drained = (live for live in self.members if live.terms.is_drained)
+        drained = (live for live in self.members if live.terms.is_drained and not live.candidate.bit & ruled_out)
         return min(drained, key=lambda live: live.failure is not None, default=None)
 
     def _refresh(self) -> None:

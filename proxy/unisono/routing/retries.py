@@ -66,14 +66,14 @@ class GroupFailoverRoute:
         self._larger = tuple(larger)
         self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
-        # Group and deployment of the last slot. An answer of another process may have begun on a drained deployment.
-        drained = group.drained_last_resort() if request.is_taken_over else None
-        self._at: tuple[DeploymentGroup, LiveDeployment] | None = None if drained is None else (group, drained)
         if request.excluded:
             for each in (group, *fallbacks, *larger):
                 for live in each.members:
                     if live.name in request.excluded:
                         ruled_out |= live.candidate.bit
+        # Group and deployment of the last slot. An answer of another process may have begun on a drained deployment.
+        drained = group.drained_last_resort(ruled_out) if request.is_taken_over else None
+        self._at: tuple[DeploymentGroup, LiveDeployment] | None = None if drained is None else (group, drained)
         self._ruled_out = ruled_out
         self._unable = 0  # mask of deployments that lack a required ability; a part of `_ruled_out`
         self._drawn = random()  # noqa: S311 - nothing secret
