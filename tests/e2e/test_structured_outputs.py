@@ -61,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "guided_grammar": ({"guided_grammar": SQL}, SELECT, "col_1", "grammar"),
     "guided_grammar of Lark": ({"guided_grammar": LARK}, "yes", "maybe", "grammar"),
     "grammar of Lark with a prefix": ({"grammar": f"?{LARK}"}, "no", "maybe", "grammar"),
+    "grammar of Lark with attributes": ({"grammar": 'start[max_tokens=5]: "yes"\n'}, "yes", "maybe", "grammar"),
     "regex": ({"regex": "(Paris|London)"}, "Paris", "Rome", "regex"),
     "ebnf": ({"ebnf": 'root ::= "Hello" | "Hi"'}, "Hi", "Hey", "grammar"),
     "grammar": ({"grammar": 'root ::= ("1" | "2")+'}, "1212", "123", "grammar"),

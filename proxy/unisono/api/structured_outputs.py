@@ -130,8 +130,8 @@ def _regex(pattern: str, at: str) -> AnswerForm:
     return _text(TextGrammar("regex", pattern), at)
 
 
-# A Lark grammar defines the rule `start`, possibly with the prefixes `?` and `!`, which have no effect on the match.
-_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]{0,2}start\s*:(?!:))", re.MULTILINE)
+# A Lark grammar defines the rule `start`, possibly with the prefixes `?` and `!`, or with attributes in brackets.
+_LARK: Final = re.compile(r"^\s*(?:%llguidance\b|[?!]{0,2}start\b[^:\"|\n]*:(?!:))", re.MULTILINE)
 
 
 def _grammar(definition: str, at: str) -> AnswerForm:
