@@ -185,34 +185,3 @@ async def test_a_call_that_was_given_up_is_only_part_of_the_summary() -> None:
         output = (await compact(gateway, input=[*CONVERSATION, *given_up, CONVERSATION[4]])).json()["output"]
         await gateway.post("/v1/responses", {"model": "gpt-oss", "input": [*output, CONVERSATION[5]]})
         assert not any(isinstance(item, AssistantCall) for item in items_of_request(gateway))
-
-
-@pytest.mark.parametrize("again", [("call",), ("reasoning", "call"), ("reference",)], ids=str)
-async def test_a_call_of_the_previous_response_that_is_sent_again_is_read_once(again: tuple[str, ...]) -> None:
-    called: list[Step] = [[*reasoning(0, "Into the cup."), *call(1, 0, "look", "{}"), finished()]]
-    async with scripted_gateway(called, ANSWER, ANSWER) as gateway:
-        first = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": "Go.", "tools": TOOLS})).json()
-        thought, made = first["output"]
-        sent = {"reasoning": thought, "call": made, "reference": {"type": "item_reference", "id": made["id"]}}
-        output = {"type": "function_call_output", "call_id": made["call_id"], "output": "Tea."}
-        body = {"model": "gpt-oss", "input": [*(sent[name] for name in again), output], "tools": TOOLS}
-        second = (await gateway.post("/v1/responses", {**body, "previous_response_id": first["id"]})).json()
-        kinds = ["UserMessage", "AssistantReasoning", "AssistantCall", "ToolResult"]
-        assert [type(item).__name__ for item in items_of_request(gateway)] == kinds
-        notes = [f"input.{at}: no effect, because it repeats an earlier item" for at in range(len(again))]
-        assert second["unisono"]["notes"] == notes
-        third = {"model": "gpt-oss", "input": "So?", "previous_response_id": second["id"], "tools": TOOLS}
-        assert (await gateway.post("/v1/responses", third)).status == 200
-        assert [type(item).__name__ for item in items_of_request(gateway)][:4] == kinds
-
-
-async def test_a_call_that_the_input_contains_twice_is_read_once() -> None:
-    made = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": "{}"}
-    other = {**made, "call_id": "c2"}
-    outputs = [{"type": "function_call_output", "call_id": id, "output": "Tea."} for id in ("c1", "c2")]
-    async with scripted_gateway(ANSWER) as gateway:
-        body = {"model": "gpt-oss", "input": [{"role": "user", "content": "Go."}, made, made, other, *outputs]}
-        answer = await gateway.post("/v1/responses", body)
-        assert answer.json()["unisono"]["notes"] == ["input.2: no effect, because it repeats an earlier item"]
-        calls = [item.call_id for item in items_of_request(gateway) if isinstance(item, AssistantCall)]
-        assert calls == ["c1", "c2"]

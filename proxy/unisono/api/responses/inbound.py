@@ -34,7 +34,6 @@ from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, Serv
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
-from unisono.api.summary import pending_calls, without_tokens
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.api.unused_fields import MAX_NOTES, notes_on_unused, refuse_forms
@@ -214,8 +213,7 @@ def _conversation_of(
 def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) -> InputConversion:
     """Create the conversion of the request's input. Its history starts with the earlier items."""
     names = ToolNames(reserved=(tool.name for tool in toolbox.tools))
-    pending = [*map(without_tokens, pending_calls(known.earlier))]
-    reading = InputConversion(known, names=names, searcher=searcher, pending=pending)
+    reading = InputConversion(known, names=names, searcher=searcher)
     reading.add(known.earlier)
     return reading
 

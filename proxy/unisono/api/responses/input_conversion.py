@@ -77,10 +77,6 @@ class InputConversion:
     search: str = ""  # call id of the last tool search
     configuration: Configuration = UNCHANGED
     searcher: Searcher | None = None  # who searches the request's deferred tools
-    # Calls of the earlier history without a result, with their reasoning; until the input adds anything but results.
-    pending: Sequence[Item] = ()
-    # Content of the calls in the input, by the id of their item.
-    calls: dict[str, list[Item]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration
@@ -107,20 +103,6 @@ class InputConversion:
                     self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)
-
-    def is_repeated(self, item_id: str | None, items: Sequence[Item]) -> bool:
-        """Return whether an item with the content `items` repeats a call, or what precedes a call."""
-        # OpenAI refuses such an item. An agent would send it again with every request, which would end the session.
-        bare = [without_tokens(item) for item in items]
-        if item_id and any(isinstance(item, AssistantCall) for item in bare):
-            if self.calls.get(item_id) == bare:
-                return True
-            self.calls[item_id] = bare
-        if bare and all(item in self.pending for item in bare):
-            return True
-        if not all(isinstance(item, ToolResult) for item in bare):
-            self.pending = ()
-        return False
 
     def leave_out(self, field: str, error: InvalidRequest, reason: str) -> None:
         """Add a note that `field` has no effect, and remember the error.

@@ -371,13 +371,8 @@ def read(conversion: InputConversion, item: InputItem, param: str) -> tuple[Item
     """
     items = READERS[type(item)](conversion, item, param)
     if not _is_compaction(conversion, item):
-        # The gateway knows approval requests by their id, so they may be sent again.
-        if not isinstance(item, InputApprovalRequest) and conversion.is_repeated(item.id, items):
-            conversion.notes.append(f"{param}: no effect, because it repeats an earlier item")
-            return ()
         conversion.add(items)
         return tuple(items)
-    conversion.calls.clear()
     # Clients may send pending calls before or after the compaction that also contains them.
     conversion.history.move_if_repeated(pending_calls(conversion.history.items()))
     conversion.add(items)
