@@ -55,7 +55,7 @@ class BodyLimits:
         max_bytes, deadline_s = self._limits[is_upload]
         try:
             coding = _check_headers(scope, max_bytes, is_upload=is_upload)
-        except (BodyTooLarge, UnsupportedMediaType):
+        except UnsupportedMediaType:
             if has_endpoint(scope):
                 raise
             # The fault is the path or the method. The application answers with 404 or 405, without reading the body.

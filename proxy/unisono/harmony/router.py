@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import ref
 
 from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
@@ -68,6 +69,13 @@ class HarmonyRouter:
         `generated` counts the tokens of all generations so far.
         """
         tools = self._tools
+        # A strong reference would be a cycle, which only the garbage collector frees.
+        router = ref(self)
+
+        def open_body() -> Sequence[int]:
+            found = router()
+            return () if found is None or found._open is None else found._open.body
+
         return Repair(
             self._encoding,
             tools.declared,
@@ -77,11 +85,8 @@ class HarmonyRouter:
             position=position,
             origin=generated - position,
             closed_to=closed_to,
-            open_body=self._open_body,
+            open_body=open_body,
         )
-
-    def _open_body(self) -> Sequence[int]:
-        return () if self._open is None else self._open.body
 
     @property
     def _generated(self) -> int:

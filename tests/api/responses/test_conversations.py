@@ -304,7 +304,7 @@ async def test_a_conversation_with_a_running_response_cannot_be_changed(api: Con
         ("DELETE", f"{path}/items/{item['id']}", None),
         ("DELETE", path, None),
     ):
-        error_message(await api.ask(method, where, json), 409)
+        error_message(await api.ask(method, where, json), 409, "conversation")
     assert await api.items(conversation) == [item]
     assert (await api.ask("POST", path, {"metadata": {"a": "b"}})).status == 200
     await api.store.release(lease)

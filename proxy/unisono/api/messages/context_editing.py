@@ -25,6 +25,10 @@ from unisono.core.frozen import dataclass
 from unisono.core.tools import SEPARATOR, ToolNames
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
 
+# Maximum number of tools, as pairs of a server and a name, for which an edit determines the model's name. Without this
+# limit, the names in a small request could take minutes.
+MAX_NAMED_TOOLS: Final = 1_000
+
 # Text that the model reads instead of a cleared result.
 CLEARED_RESULT: Final = "[The result of this old tool call was cleared to save space.]"
 CLEARED_ARGUMENTS: Final = "{}"
@@ -80,12 +84,16 @@ def _with_model_names(edit: Edit, request: GenerationRequest) -> Edit:
     client = frozenset(tool.name for tool in (*conversation.preamble.tools, *conversation.deferred))
     labels = {server.label for server in request.server_tools.servers} if request.server_tools else set()
     # The conversation may contain calls to servers that this request does not name.
-    called = (item.name for item in conversation.items if isinstance(item, AssistantCall) and item.name not in client)
-    labels |= {label for name in called if (label := name.partition(SEPARATOR)[0]) != name}
+    called = {item.name for item in conversation.items if isinstance(item, AssistantCall)} - client
 
     def known(names: Collection[str]) -> list[str]:
-        builtin = (own for own, shown in CLIENT_NAMES.items() if shown in names)
-        return [*names, *builtin, *ToolNames(((label, name) for label in labels for name in names), reserved=client)]
+        wanted = dict.fromkeys(names)
+        builtin = (own for own, shown in CLIENT_NAMES.items() if shown in wanted)
+        of_servers = (name for name in called if name.partition(SEPARATOR)[2] in wanted)
+        # A long name is shortened, so the parts of such a name cannot be read from it.
+        is_small = len(labels) * len(wanted) <= MAX_NAMED_TOOLS
+        pairs = [(label, name) for label in sorted(labels) for name in wanted] if is_small else []
+        return [*wanted, *builtin, *of_servers, *ToolNames(pairs, reserved=client)]
 
     inputs = edit.clear_tool_inputs
     names = {"exclude_tools": known(edit.exclude_tools or ())}
@@ -114,20 +122,21 @@ def without_tool_uses(conversation: Conversation, edit: ClearToolUses) -> tuple[
     results = [position for position, item in enumerate(items) if isinstance(item, ToolResult)]
     if edit.trigger.type == "tool_uses" and len(results) <= edit.trigger.value:
         return conversation, 0
-    cleared: set[str] = set()
+    excluded, cleared = frozenset(edit.exclude_tools or ()), set[str]()
     count = 0
     for position in results[: max(0, len(results) - edit.keep.value)]:
         result = items[position]
         assert isinstance(result, ToolResult)
-        if result.name not in (edit.exclude_tools or ()):
+        if result.name not in excluded:
             items[position] = replace(result, output=CLEARED_RESULT)
             cleared.add(result.call_id)
             count += 1
-    return replace(conversation, items=tuple(_without_arguments(item, cleared, edit) for item in items)), count
+    inputs = edit.clear_tool_inputs
+    wanted = frozenset(inputs) if isinstance(inputs, list) else bool(inputs)
+    return replace(conversation, items=tuple(_without_arguments(item, cleared, wanted) for item in items)), count
 
 
-def _without_arguments(item: Item, cleared: Collection[str], edit: ClearToolUses) -> Item:
-    wanted = edit.clear_tool_inputs
+def _without_arguments(item: Item, cleared: Collection[str], wanted: Collection[str] | bool) -> Item:
     if not isinstance(item, AssistantCall) or item.call_id not in cleared or not wanted:
         return item
     if wanted is True or item.name in wanted:
