@@ -10,7 +10,8 @@ import pytest
 
 # End-to-end tests that combine whole and streamed answers with another parameter run one case in three.
 STREAMED_ONE_IN = 3
-# In these folders, in which a case starts servers or applications, tests with at least so many cases run every second.
+# Folders whose tests start servers or applications. In these folders, tests with at least MANY_CASES cases run half of
+# their cases.
 SLOW_FOLDERS = frozenset({"adapters", "api", "cli", "contract", "e2e", "engine", "mcp", "passthrough", "store", "web"})
 MANY_CASES = 4
 

@@ -283,7 +283,7 @@ async def test_a_listed_origin_gets_cors_headers_and_preflight_responses() -> No
 
 def test_a_web_page_can_read_all_documented_headers() -> None:
     limits = QuotaStatus(limits=KeyLimits(rpm=1, tpm=1), requests_left=1, tokens_left=1)
-    # A web page cannot use a challenge.
+    # A web page has no use for the challenge in `www-authenticate`.
     assert {*HEADERS, *limit_headers(limits)} - {"www-authenticate"} <= {*EXPOSED.split(", ")}
 
 

@@ -242,7 +242,7 @@ def test_network_policy_and_ingress_lead_to_the_gateway() -> None:
 
 
 async def test_the_job_creates_the_first_key_once(tmp_path: Path) -> None:
-    """The script of the chart runs against a gateway, repeatedly as after upgrades."""
+    """Run the script of the chart against a gateway several times, as after upgrades."""
     pod = rendered("everything")["Job"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert pod["automountServiceAccountToken"] is False

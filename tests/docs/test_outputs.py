@@ -110,7 +110,7 @@ def test_the_first_line_of_the_tool_server_on_the_page_is_current(
     (tmp_path / "notes" / "a.md").write_text("It is 42.")
     monkeypatch.chdir(tmp_path)
     remarks: list[str] = []
-    # The name `unisono.cli.mcp` is that of the command.
+    # As an attribute of `unisono.cli`, `mcp` is the command instead of the module.
     monkeypatch.setattr(import_module("unisono.cli.mcp"), "_serve", lambda _server, lines, **_: remarks.extend(lines))
     CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
     assert remarks == output.splitlines()[:1]

@@ -164,7 +164,7 @@ def call_with(output: str) -> list[Json]:
     ]
 
 
-# More than 14,400 characters are left out at once. Fewer can still exceed the window.
+# Outputs of more than 14,400 characters are left out at once. Shorter texts can still exceed the window.
 DENSE = "".join(Random(1).choices(ascii_letters + digits, k=14_000))
 LONG: dict[str, list[Json]] = {
     "an output": call_with("word " * 6_000),

@@ -30,7 +30,7 @@ SECRET = "sk-backend-secret-0123456789"
 # Generous: the gateways follow within a second, but the machine may be busy.
 FOLLOW_TIMEOUT_S = 20.0
 RUNNING = ("queued", "in_progress")
-# For each change of a deployment: end of the id of the deployment to watch, and its state, empty if it does not exist.
+# case: (end of the id of the deployment that changes, its state after the change; empty if the deployment is deleted)
 CHANGED = {"drain": ("", "drained"), "delete": ("", ""), "another": ("-2", "ready")}
 
 
@@ -268,7 +268,7 @@ class HeldModel:
         return {"model": self.entry["model_name"], "input": "Hi"}
 
     def answers(self) -> int:
-        """Return the number of generations that have begun; the prompts of probes are shorter."""
+        """Return the number of generations that have begun. Probes, whose prompts are shorter, are not counted."""
         return len([each for each in self.fake.requests if len(each.json["prompt"]) > 1])
 
     async def begun(self, count: int) -> None:
@@ -310,7 +310,7 @@ async def test_stored_responses_finish_on_the_deployment_on_which_they_began(
     status, answer = await repeatable
     assert (status, answer.get("status")) == (200, "completed"), answer
     await replicas.completes(kept)
-    # No answer began again.
+    # No answer was started a second time.
     assert model.answers() == 3
     for id in (model.name, f"{model.name}-2"):
         await replicas.asks("POST", "/model/delete", id=id)

@@ -561,7 +561,7 @@ BODIES: dict[str, Case] = {
     "no markup": Case("hello<|return|>", (F("hello"),), ("no-markup",)),
     "no markup and no end": Case("hello", (F("hello"),), ("no-markup",)),
     "bare JSON": Case('{"a":1}<|return|>', (F('{"a":1}'),), ("no-markup",)),
-    # A call is complete only with its terminator, or with a JSON object in front of `<|start|>`.
+    # A call is complete only if it has a terminator, or if its body is a JSON object and `<|start|>` follows.
     # lmstudio#942, ollama#12064
     "a call without its end": Case(
         '<|channel|>commentary to=functions.f<|message|>{"a":1}', (), ("unfinished-call",), finish="length", cut=True

@@ -182,7 +182,7 @@ async def test_reading_a_large_answer_does_not_block_the_loop(
 
 
 class _Read(httpx2.AsyncByteStream):
-    """Body that one read returns."""
+    """Body of a response that arrives in one read."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -191,7 +191,7 @@ class _Read(httpx2.AsyncByteStream):
         yield self._data
 
 
-# case: (bytes of one read, lower bound of the turns of the event loop while they are parsed)
+# case: (bytes of one read, minimum number of turns of the event loop during parsing)
 FLOODS = {
     "empty events": (b"\n\n" * 16_000, 500),
     "events without a message": (b"data:\n\n" * 8_000, 250),

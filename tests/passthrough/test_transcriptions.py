@@ -118,7 +118,7 @@ async def test_a_failed_deployment_is_replaced_by_another_with_the_same_form() -
 
 
 async def test_translations_are_streamed_as_transcriptions_are() -> None:
-    """vLLM streams both."""
+    """vLLM streams transcriptions and translations."""
     events = b'data: {"object": "translation.chunk"}\n\n'
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
         async with listening(Refusal(200, events, content_type="text/event-stream")) as (running, fake):

@@ -61,7 +61,7 @@ class ScriptedSentinel:
 
 @dataclass
 class Setup:
-    """Two servers, one replicating the other at first, and a sentinel."""
+    """Two servers and a sentinel. At first, `b` is a replica of `a`."""
 
     a: Server
     b: Server
@@ -112,7 +112,7 @@ async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
 
 
 async def start_log(setup: Setup, store: RedisStore) -> Lease:
-    """Store a response with one event, also on the replica."""
+    """Store a response with one event, and wait until the replica has received both."""
     lease = await store.acquire("ann", "resp_1", "first", 60)
     assert lease
     await store.create("ann", response(id="resp_1"), lease=lease, log=LogWrite(events=(b"0",)))
@@ -122,7 +122,7 @@ async def start_log(setup: Setup, store: RedisStore) -> Lease:
 
 
 async def reconnected(store: RedisStore) -> None:
-    """Return when `store` has noticed that its connections were closed."""
+    """Wait until `store` has noticed that its connections were closed."""
     async with asyncio.timeout(20):
         while True:
             with suppress(StoreUnavailable):
@@ -168,7 +168,7 @@ async def test_lease_of_the_other_primary_does_not_permit_writes(setup: Setup) -
 
 
 async def test_log_is_incomplete_if_another_server_was_the_primary_meanwhile(setup: Setup) -> None:
-    """Name the former primary again before it was demoted, so that its replication id does not change."""
+    """Name the former primary again before it is demoted, so that its replication id does not change."""
     owner = setup.open()
     lease = await start_log(setup, owner)
     setup.promote()

@@ -1,4 +1,4 @@
-"""Users whose access control list denies commands of the gateway."""
+"""Tests of Redis users whose access control list denies commands of the gateway."""
 
 from __future__ import annotations
 

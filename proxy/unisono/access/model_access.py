@@ -18,7 +18,8 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 
     A key may permit a model by the name in the request, by the model's own name, or by an access group. Raises
     ModelNotAllowed if the key does not permit the model. Raises UnknownModel if the model does not exist; if the key
-    restricts models, ModelNotAllowed is raised then too. Raises InvalidRequest if a name is required and missing.
+    restricts models, ModelNotAllowed is raised then too. Raises InvalidRequest if `name` is empty and there is no
+    default model.
     """
     # A caller with restricted models must not be able to distinguish unknown models from forbidden ones.
     model = None
@@ -61,9 +62,9 @@ def text_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedMod
 
 
 def engine_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
-    """Return the model for the name in a request that only the engine can answer.
+    """Return the model for the name in a request to an API that only gpt-oss models support.
 
-    Raises UnsupportedValue if neither the model nor a fallback model is a gpt-oss model, and the same errors as
+    Raises UnsupportedValue if neither the model nor a fallback model is a gpt-oss model. Also raises the errors of
     `text_model`.
     """
     model = text_model(catalogue, name, caller)

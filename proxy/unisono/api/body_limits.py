@@ -58,7 +58,7 @@ class BodyLimits:
         except UnsupportedMediaType:
             if has_endpoint(scope):
                 raise
-            # The fault is the path or the method. The application answers with 404 or 405, without reading the body.
+            # The path or the method is wrong. The application answers with 404 or 405, without reading the body.
             return self._app(scope, receive, send)
         arrived = scope.get("state", {}).get(ARRIVED_BYTES)
         if not coding and arrived is not None and arrived <= max_bytes:

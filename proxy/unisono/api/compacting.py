@@ -67,7 +67,8 @@ class CompactionPlan:
     async def replacement(self, service: GenerationService, request: GenerationRequest, summary: str) -> Sequence[Item]:
         """Return the items that replace the conversation; one of them contains `summary`.
 
-        If `summary` is empty, returns the items of the conversation itself. `request` continues the conversation.
+        If `summary` is empty, returns the items of the conversation itself. `service` counts the tokens of the prompt
+        that `request` would have with the new items.
         """
 
         async def size(items: Sequence[Item]) -> int:
@@ -114,7 +115,7 @@ def threshold_of(wanted: int | None, window: Window) -> int:
 
 
 def preserved_characters(tokens: int) -> int:
-    """Return the maximum number of preserved characters.
+    """Return the maximum number of characters that a compaction preserves.
 
     `tokens` is the prompt length at which the conversation is compacted.
     """
@@ -124,8 +125,8 @@ def preserved_characters(tokens: int) -> int:
 async def fitted(compact: Callable[[int], T], size: Callable[[T], Awaitable[int]], characters: int, limit: int) -> T:
     """Return a compacted conversation whose `size` is below `limit` tokens, if possible.
 
-    `compact` builds it for a maximum number of preserved characters. This number is at most `characters`, and is halved
-    until the conversation fits.
+    `compact` builds the conversation for a maximum number of preserved characters. The first attempt uses `characters`
+    as the maximum, and each further attempt halves the maximum, down to 0.
     """
     # The number of characters is only an estimate of the size: base64 or rare characters need more tokens than words.
     too_large = None

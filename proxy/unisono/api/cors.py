@@ -13,7 +13,7 @@ from unisono.api.error_responses import NO_RETRY_HEADER
 from unisono.api.request_headers import header_values
 from unisono.api.route_table import ANSWER_HEADERS, all_methods
 
-# Headers that a web page may read: those that the vendors' SDKs read, and those on the pages of the documentation.
+# Headers that a web page may read: those that the vendors' SDKs read, and those in the documentation.
 EXPOSED: Final = ", ".join(
     ("x-request-id", "request-id", "retry-after", NO_RETRY_HEADER[0], *ANSWER_HEADERS, *LIMIT_HEADERS)
 )

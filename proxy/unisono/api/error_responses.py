@@ -288,7 +288,7 @@ class ErrorResponses:
             writer: BodyWriter | None = state.get(BODY_WRITER)
             if writer is None or failure is not error:
                 raise
-            # The layer that failed has logged the failure. The server would log a traceback for an exception.
+            # The layer that failed has logged the failure. For a raised exception, the server would log a traceback.
             state[ERROR_CODE] = failure.code
             writer.abort()
 

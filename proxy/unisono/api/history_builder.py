@@ -34,7 +34,7 @@ MEDIA_PARTS = {
     "document": "file",
     "video_url": "video",
     "video": "video",
-    # Content of messages between agents, which only the server that encrypted it can read.
+    # Part of a message between agents. Only the server that encrypted the part can read it.
     "encrypted_content": "encrypted content",
 }
 
@@ -194,7 +194,7 @@ class History:
         pending = _Pending(call, [])
         self._names[call.call_id] = call.name
         same = self._exchange.setdefault(call.call_id, deque())
-        # The id of an answered call is used again: results that follow belong to the new call.
+        # If the id of an answered call is reused, the results that follow belong to the new call.
         if len(same) == 1 and same[0].results:
             same.clear()
         same.append(pending)
@@ -259,8 +259,8 @@ class History:
         if same is None:
             self._entries.append(result)
             return
-        # Some clients give every call of a message the same id, or use the ids of an earlier message again. The results
-        # are then in the order of the calls, and surplus results belong to the last call.
+        # Some clients give every call of a message the same id, or reuse the ids of an earlier message. The results are
+        # then in the order of the calls, and surplus results belong to the last call.
         (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
     def pop_prefill(self) -> str | None:

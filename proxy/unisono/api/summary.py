@@ -145,7 +145,7 @@ class Replacement:
 def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
     """Return the items that replace the conversation `items`, including `summary`.
 
-    If `summary` is empty, returns the conversation itself. `room` is as for `compacted_items`.
+    If `summary` is empty, returns the conversation itself. `room` is the maximum number of preserved characters.
     """
     bare = tuple(without_tokens(item) for item in items)
     if not summary:

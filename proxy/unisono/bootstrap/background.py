@@ -42,7 +42,7 @@ class BackgroundResponses:
         self._search.start()
 
     async def stop_search(self) -> None:
-        """Take over no more responses; those that run in this process continue."""
+        """Stop taking over responses. Responses that run in this process continue."""
         await self._search.aclose()
 
     def tasks(self) -> set[asyncio.Task[None]]:

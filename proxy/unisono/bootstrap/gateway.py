@@ -60,7 +60,7 @@ class Gateway:
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
     async def stop_takeovers(self) -> None:
-        """Take over no more background responses of other processes; running ones continue."""
+        """Stop taking over background responses of other processes. Running responses continue."""
         if self.background is not None:
             await self.background.stop_search()
 

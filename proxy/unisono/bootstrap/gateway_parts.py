@@ -35,7 +35,7 @@ class Parts:
     renderer: Renderer
     observing: Observing
     model_feed: ModelFeed
-    # Background responses that run in this process, also those of earlier gateways.
+    # Background responses that run in this process, including those that began before a reload.
     background_jobs: dict[BackgroundRun, BackgroundJob]
 
 

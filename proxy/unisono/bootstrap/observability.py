@@ -105,8 +105,8 @@ class Observing:
         """Return an object that reports every generation to all observers.
 
         In addition to the observers in this object, `pool` learns the quality of answers, `fidelity` detects drift, and
-        `recorder` records answers. Without `sinks`, which receive the records of requests, generations are not added to
-        records. `background` is True for generations for which no request waits.
+        `recorder` records answers. `sinks` receive the records of requests; if `sinks` is empty, generations are not
+        added to records. `background` is True for generations for which no request waits.
         """
         observers: list[Observer] = [self.recent, QualityObserver(pool.record_answer), fidelity]
         if self.metrics is not None:

@@ -127,7 +127,8 @@ class ModelRegistry:
     def resolve(self, requested: str | None) -> ServedModel:
         """Return the model for the name in a request.
 
-        Raises UnknownModel if there is no such model, and InvalidRequest if the request needs a name and has none.
+        Raises UnknownModel if no model has the name. Raises InvalidRequest if `requested` is None or empty, and no
+        default model exists.
 
         The name is looked up as an alias, as an exact name, and with the wildcards, in this order. If nothing matches,
         the default model is used. If there is no default model, a name in `AUXILIARY_NAMES` means the gpt-oss model,

@@ -1,4 +1,4 @@
-"""Error for a conversation that is in use or was changed, which the store and the API raise."""
+"""Error of the store and the API about a conversation that is in use or was changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unisono.errors import StoreConflict
 
 
 class ConversationConflict(StoreConflict):
-    """A conversation is in use or was changed. Requests name it in `conversation`."""
+    """A conversation is in use or was changed. `param` is the field that names the conversation."""
 
     IN_USE: ClassVar[str] = "The conversation has a response in progress; try again when it has ended."
 

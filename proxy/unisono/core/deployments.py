@@ -12,10 +12,10 @@ from unisono.core.probe import Finding
 
 
 class DeploymentState(StrEnum):
-    """State of a deployment, as it is reported."""
+    """Reported state of a deployment."""
 
     READY = "ready"
-    RESTING = "resting"  # its circuit is open
+    RESTING = "resting"  # its circuit breaker is open
     HALF_OPEN = "half-open"  # the cooldown is over, but too few requests or probes have succeeded since
     FAILING = "failing"  # the last probe failed
     UNFIT = "unfit"  # a probe has a fatal finding
@@ -29,8 +29,8 @@ class DeploymentState(StrEnum):
 class ManagedDeployment:
     """One deployment with its settings, without secrets, and its state in this process.
 
-    `state` is a `DeploymentState`, or `invalid` for a stored deployment that is not served. `error` is the
-    reason why the deployment is not ready; empty if it is ready or no reason is known. `checks` are the results of the
+    `state` is a `DeploymentState`, or `invalid` for a stored deployment that is not served. `error` is the reason why
+    the deployment is not ready; empty if the deployment is ready or no reason is known. `checks` are the results of the
     last probe. `is_stored` is False for an entry of the configuration file. `running` is the number of requests in
     progress.
     """

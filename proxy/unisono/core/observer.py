@@ -236,7 +236,7 @@ class GenerationDone:
 
     @property
     def charged_usage(self) -> Usage:
-        """Usage that is charged: none if the generation failed before a server had begun an answer."""
+        """Charged usage: zero if the generation failed before a server had begun an answer."""
         usage = self.usage or self.usage_so_far
         is_free = self.outcome is GenerationOutcome.FAILED and not has_begun(usage, self.steps)
         return NO_USAGE if is_free else usage
@@ -251,7 +251,7 @@ class GenerationDone:
 
 
 def has_begun(usage: Usage, steps: Sequence[StepDone]) -> bool:
-    """Return whether a server has begun an answer, whose prompt is then charged in any case."""
+    """Return whether a server has begun an answer. If so, the prompt is always charged."""
     return usage.completion_tokens > 0 or any(
         step.first_token_s is not None or step.units is not NO_UNITS for step in steps
     )

@@ -61,8 +61,8 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "trailing-stop": "A second terminator after a complete message was dropped.",
     "type-as-recipient": "A content type was in the position of a recipient; it was read as a content type.",
     "undecodable-header": "A header contained bytes that are not UTF-8; they were replaced.",
-    "unfinished-call": "A tool call had no terminator, and no `<|start|>` after complete arguments; it was not treated "
-    "as a call.",
+    "unfinished-call": "A tool call had neither a terminator nor complete arguments followed by `<|start|>`; it was "
+    "not treated as a call.",
     "unknown-channel": "A header named an unknown channel; the message was read as visible text.",
 }
 

@@ -52,7 +52,7 @@ NO_METHOD: Final = ""
 # Values of `route` in the records of answers that have a record of their own.
 BACKGROUND: Final = "background"
 WEBSOCKET: Final = "websocket"
-# Value of `finish` if the client left or cancelled the answer.
+# Value of `finish` if the client disconnected or cancelled the answer.
 LEFT: Final = "left"
 
 
@@ -143,10 +143,10 @@ def record_of_answer(
     at: float,
     error: str = "",
 ) -> RequestRecord:
-    """Return the record of an answer that has one of its own.
+    """Return the record of an answer that is recorded separately from its request.
 
-    `at` is its start in seconds since 1970, if it has no generations. `error` is the code of an error that belongs to
-    no generation. The end user is the one of the current context.
+    `at` is the time of the record in seconds since 1970; it is used only without `generations`. `error` is the code of
+    an error that belongs to no generation. The end user is that of the current context.
     """
     began = generations[0].start.at if generations else at
     ended = max((done.start.at + done.ended_s for done in generations), default=at)
@@ -204,6 +204,6 @@ def to_facts(record: RequestRecord) -> dict[str, Any]:
 # Receiver of the record of each request. It returns immediately and raises no exception.
 RecordSink: TypeAlias = Callable[[RequestRecord], None]
 
-# Generations that have ended and belong to one record: that of an HTTP request, of an answer in the background, or of
-# an answer on a WebSocket. None elsewhere. A WebSocket may stay open for hours, so each answer on it has a record.
+# Ended generations of the current record. The record is that of an HTTP request, a background response or an answer on
+# a WebSocket; None elsewhere. A WebSocket may stay open for hours, so each answer on a WebSocket has its own record.
 GENERATIONS: ContextVar[list[GenerationDone] | None] = ContextVar("GENERATIONS", default=None)

@@ -32,8 +32,8 @@ class RequestedRouting:
     of this object has checked that these groups exist and that the caller may use them. With `no_fallbacks`, only the
     requested model may answer, even if the prompt is too long for it. `num_retries` is the number of attempts after the
     first attempt in each group; None for the configured number. `tags` select deployments. `deployment` is the name of
-    the only deployment that may answer; empty for no restriction. `model` is the model name that the client sent, for
-    errors.
+    the only deployment that may answer; empty for no restriction. `model` is the model name that the client sent;
+    only error messages use this name.
     """
 
     fallbacks: tuple[str, ...] | None = None

@@ -239,7 +239,7 @@ class Resumption:
     # answer. With a journal, the first batch contains exactly the events of the journal, and may be empty.
     journal: Tokens = ()
     is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
-    is_taken_over: bool = False  # another process accepted the request, and perhaps began the answer
+    is_taken_over: bool = False  # another process accepted the request, and may have begun the answer
     # Data of the component that starts the request. It becomes the first entry of a new journal (`journal.noted_in`).
     # The engine ignores the content. A request that continues such a journal must set this field too; otherwise the
     # journal is rejected.

@@ -114,7 +114,7 @@ class FidelityMonitor:
 
     def start(self) -> None:
         """Set the fidelity of the monitored deployments, and score answers until `aclose` is called."""
-        # A reload may rename deployments when the new pool starts.
+        # A reload may rename deployments when the new pool starts, so earlier names may be outdated.
         self._live = {live.name: live for live in self._plan.watched}
         for live in self._plan.watched:
             detector = self._detectors[live.name] = DriftDetector(self._plan.limits, self._status(live))

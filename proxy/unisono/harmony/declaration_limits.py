@@ -106,5 +106,5 @@ def to_json(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
         raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent; remove it.") from failure
-    # JSON does not escape some control characters and the two line breaks of TypeScript.
+    # JSON leaves some control characters, and the TypeScript line breaks U+2028 and U+2029, without an escape.
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", well_formed(text))

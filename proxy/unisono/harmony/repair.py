@@ -32,7 +32,7 @@ class Repair:
     `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
     was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header);
     None if the prompt ends in `<|start|>assistant`. `answered` means that the step already has an answer or a call.
-    `position`, `origin` and `closed_to` are initial values; `RepairedOutput` explains them, and also `open_body`. No
+    `position`, `origin` and `closed_to` are initial values. `RepairedOutput` explains these values and `open_body`. No
     input raises an exception.
     """
 

@@ -25,8 +25,8 @@ _OPENINGS: Final = frozenset({START, CHANNEL})
 
 
 def is_whole_call(body: str, token: int) -> bool:
-    """Return whether a call without a terminator is complete if `token` follows its `body`."""
-    # Truncated arguments are not an object, and only `<|start|>` shows that the model meant to end the message.
+    """Return whether a call with this `body` is complete before `token`, without a terminator."""
+    # Truncated arguments are not a JSON object. Only `<|start|>` shows that the model meant to end the message.
     return token == START and is_json_object(body)
 
 
@@ -45,7 +45,7 @@ class RepairedOutput:
     `position` is the position after the last token that was read, and `origin` is the number of generated tokens
     before position 0; negative if tokens were inserted. `closed_to` is the position after the last closed message.
     `has_answer` means that the prompt or the output contains an answer or a call of the current step. `open_body`
-    returns the body of the open message, as far as `take` has returned it.
+    returns the part of the open message's body that `take` has already returned.
     """
 
     # Rules for text without a channel, such as output without any marker.
@@ -97,7 +97,7 @@ class RepairedOutput:
     # -- messages
 
     def open_body(self) -> list[int]:
-        """Return the body of the open message so far."""
+        """Return the body of the open message, including the part that `take` has returned."""
         begin = next((at for at in reversed(range(len(self.parts))) if isinstance(self.parts[at], OpenPart)), -1)
         added = [token for part in self.parts[begin + 1 :] if isinstance(part, BodyPart) for token in part.tokens]
         return added if begin >= 0 else [*self._open_body(), *added]
@@ -236,7 +236,7 @@ class OpenMessage:
             output.closed_to = end
 
     def cut(self, token: int, end: int) -> None:
-        """Close the message at the position `end`, because of `token`, which is not a terminator."""
+        """Close the message at the position `end`, because `token` follows instead of a terminator."""
         is_called = self.header.is_call or self.header.if_json is not None
         if is_called and is_whole_call(self._encoding.decode(self._body()), token):
             self.close(CALL, end, complete=True, terminated=True)

@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
 def marked_name(name: str, turn: int = 0) -> str:
     """Return a legal name for a client's tool whose most similar legal name is taken.
 
-    The result is deterministic. Another `turn` gives another name.
+    The result is deterministic. A different `turn` gives a different name.
     """
     stem = ILLEGAL.sub("_", name)[:MAX_NAME_LENGTH].strip("_-") or "tool"
     mark = hashlib.sha256(f"{turn}:{well_formed(name)}".encode()).hexdigest()[:8]
@@ -62,7 +62,7 @@ def resolve(word: str, declared: frozenset[str] | None) -> str | None:
 
 
 def _marked(spellings: set[str], declared: frozenset[str]) -> set[str]:
-    """Return the tools whose names of the client are in `spellings`, but were taken."""
+    """Return the declared tools that have the marked name of one of the `spellings`."""
     return {marked_name(spelling) for spelling in spellings} & declared
 
 

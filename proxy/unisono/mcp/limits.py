@@ -20,7 +20,7 @@ class McpLimits:
     output_bytes: int = 256 * KIB
     # One message of a server; a larger one ends its exchange.
     answer_bytes: int = 8 * MIB
-    # Consecutive lines of a server's standard output that are not messages. Further ones end its process.
+    # Consecutive lines of a server's standard output that are not messages. At this number, its process is ended.
     ignored_lines: int = 10_000
     # All tools of a server together, as JSON. Fits in an item of the store.
     list_bytes: int = 768 * KIB

@@ -189,11 +189,11 @@ def too_large(most: int, unit: str = "bytes") -> str:
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-# Other tasks run after this many bytes of events. An event counts as at least `MIN_EVENT_BYTES`, because the SDK takes
-# up to a tenth of a millisecond for an empty one.
+# Number of bytes of events after which other tasks run. Each event is counted with at least `MIN_EVENT_BYTES`, because
+# the SDK takes up to a tenth of a millisecond for an empty event.
 BYTES_PER_TURN: Final = 64 * 1024
 MIN_EVENT_BYTES: Final = 4 * 1024
-# Fields of an event other than its data. Of repeated fields, the last one counts.
+# Fields of an event other than its data. If a field is repeated, the last value applies.
 _FIELDS: Final = frozenset({b"event", b"id", b"retry"})
 _WITHOUT_LINES: Final = bytes.maketrans(b"\r\n", b"  ")
 # Longest alternative first, so that CRLF counts as one line end.
@@ -268,7 +268,7 @@ class EventStreamBody(_Body):
                 self._is_complete = True
                 self._ready.append(bytes(self._buffer))
         event = self._ready.popleft()
-        # One read may contain thousands of events, and the SDK skips empty ones without a pause.
+        # One read may contain thousands of events, and the SDK skips empty events without letting other tasks run.
         self._unpaused += max(len(event), MIN_EVENT_BYTES)
         if self._unpaused >= BYTES_PER_TURN:
             self._unpaused = 0
@@ -285,7 +285,7 @@ class EventStreamBody(_Body):
             self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._trim_event(event))
             begin = end.end()
         if len(self._buffer) - begin > self._limits.answer_bytes:
-            # The SDK would parse millions of lines before it rejects the event.
+            # With line breaks, the SDK might parse millions of lines before it rejects the event.
             self._ready.append(bytes(self._buffer.translate(_WITHOUT_LINES)))
             begin = len(self._buffer)
         self._buffer = self._buffer[begin:]
@@ -297,7 +297,7 @@ class EventStreamBody(_Body):
 
 
 def fields_of(event: bytes) -> tuple[list[bytes], bytes]:
-    """Return the lines of an event other than its data and comments, and its data on one line."""
+    """Return the lines of an event for all known fields except `data`, and its data on one line."""
     lines = _LINE_END.split(event)
     others = {name: line for line in lines if (name := line.partition(b":")[0]) in _FIELDS}
     data = (line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))

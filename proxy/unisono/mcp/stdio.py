@@ -108,7 +108,7 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
 
 
 class StdoutReader:
-    """Reader of the standard output of a server; passes the messages in it to the session."""
+    """Reader of a server's standard output that passes the messages to the session."""
 
     def __init__(self, label: str, limits: McpLimits, exchanges: Exchanges, terminate: Callable[[], None]) -> None:
         self._terminate = terminate  # ends the server
@@ -155,8 +155,8 @@ class StdoutReader:
                 await asyncio.sleep(0)
 
     def _end_session(self, problem: str) -> None:
-        """End the server; record the reason in the log and for callers that wait for an answer."""
-        log.warning("the session of a tool server ends: %s", problem, extra=self._about)
+        """End the server, log the reason, and report the reason to callers that wait for an answer."""
+        log.warning("the gateway ends the tool server: %s", problem, extra=self._about)
         for exchange in list(self._exchanges.values()):
             exchange.problem = exchange.problem or problem
         self._terminate()

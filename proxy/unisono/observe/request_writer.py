@@ -61,7 +61,7 @@ class RequestWriter:
         self._is_down = False
 
     def __call__(self, record: RequestRecord) -> None:
-        # Both records have the same id, under which a client finds the answer, its tokens and its cost.
+        # The record of the answer has the same id, by which clients look up the tokens and the cost.
         if record.separate_answer:
             return
         # A probe may fail while the gateway starts, which is not a failed request of a client. A wrong key is always

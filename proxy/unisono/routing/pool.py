@@ -340,14 +340,14 @@ class RoutingPool:
         return found
 
     def terms_of(self, live: LiveDeployment) -> DeploymentConfig:
-        """Return the configuration that a deployment of this pool has from `start` on.
+        """Return the configuration that a deployment of this pool has after `start`.
 
-        Until then, a carried deployment has the name and the configuration that it has in the earlier pool.
+        Before `start`, a deployment that is carried over keeps its name and configuration of the earlier pool.
         """
         return next((carried.terms for carried in self._resources if carried.live is live), live.terms)
 
     def names(self) -> list[tuple[str, str]]:
-        """Return the model name and the deployment name of each deployment, also before `start`."""
+        """Return the model name of each deployment, and the deployment's name after `start`."""
         return [(model, self.terms_of(live).name) for model, members in self.members().items() for live in members]
 
     def context(self, model: str) -> int | None:

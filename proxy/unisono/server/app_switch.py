@@ -226,10 +226,10 @@ class AppSwitch:
         return [request for each in (self._current, *self._replaced_apps) for request in each.open]
 
     async def _retire(self, old: Application) -> None:
-        # The new application searches for abandoned responses.
+        # From now on, only the new application searches for abandoned responses.
         await old.gateway.stop_takeovers()
         until = monotonic() + MAX_DRAIN_S
-        # The background responses stay, because the new configuration may lack their model or deployment.
+        # The old application finishes its background responses, because the new one may lack their model or deployment.
         while (tasks := old.tasks()) and (left_s := until - monotonic()) > 0:
             await asyncio.wait(tasks, timeout=left_s)
         for request in list(old.open):

@@ -20,7 +20,8 @@ log = logging.getLogger("unisono.store")
 PATIENCE_S = 3.0
 # Interval between two attempts to start the store, in seconds.
 START_RETRY_S = 2.0
-# Interval between two checks of a working store, in seconds. A gateway that writes nothing notices a failure only then.
+# Interval between two checks of a working store, in seconds. A gateway that writes nothing notices a failure only by
+# such a check.
 LOOK_S = 2.0
 
 # Separate reason codes for errors that need a specific action by the operator. Keys are the messages that every kind

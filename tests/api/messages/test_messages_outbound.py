@@ -195,7 +195,7 @@ PROGRAMS: dict[str, tuple[ToolOutcome, str, str, int]] = {
     "a time limit after a caught signal": (program("late", exit_code=0, timed_out=True), "", "late", 1),
     "an unknown exit code": (program("stopped", exit_code=None, timed_out=False), "", "stopped", 1),
     "a server without exit codes": (program("42"), "42", "", 0),
-    "a server with another exit code": (program("42", exit_code="none"), "42", "", 0),
+    "a server with an invalid exit code": (program("42", exit_code="none"), "42", "", 0),
     "a failed call": (program("unreachable", is_error=True), "", "unreachable", 1),
 }
 

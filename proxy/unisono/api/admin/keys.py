@@ -61,7 +61,7 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     A request is repeated if it has the same body, and the same Idempotency-Key `once` or key alias. Raises
     `InvalidRequest` if another key has the alias, `KeyReused` if the Idempotency-Key was used with a different body,
     `NotFound` for an unknown team, user or budget, and `StoreConflict` if the key of the earlier request with the
-    Idempotency-Key was deleted or got a new secret.
+    Idempotency-Key was deleted or received a new secret.
     """
     check_new_key(actor, is_raw=bool(body.raw))
     tenant, user = await _owner(admin, actor, body)
@@ -115,7 +115,7 @@ async def _created_before(
 ) -> dict[str, Json] | None:
     """Return the answer of the earlier request that created the key, or None.
 
-    Raises `taken` if the key was deleted or got a new secret since.
+    Raises `taken` if the key has since been deleted or received a new secret.
     """
     existing = await admin.store.key(key_id)
     if existing is None:

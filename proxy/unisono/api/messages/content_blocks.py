@@ -71,7 +71,7 @@ class ServerUseBlock(ContentBlock):
 
     @property
     def mcp_server(self) -> str:
-        """Label of the MCP server that has the tool; "" for a builtin tool."""
+        """Label of the MCP server to which the tool belongs; "" for a builtin tool."""
         label = (self.model_extra or {}).get("server_name")
         return label if isinstance(label, str) else ""
 

@@ -77,7 +77,7 @@ async def edited(service: GenerationService, request: GenerationRequest, edits: 
 
 
 def _with_model_names(edit: Edit, request: GenerationRequest) -> Edit:
-    """Return the edit with the model's names of tools, in addition to those that clients know."""
+    """Return the edit with the model's tool names in addition to the client's tool names."""
     if not isinstance(edit, ClearToolUses):
         return edit
     conversation = request.conversation

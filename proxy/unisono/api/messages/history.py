@@ -100,7 +100,7 @@ class HistoryReader:
         self._tenant = tenant
         self._seals = seals
         self._deferred = deferred or {}
-        # Names of the tools of MCP servers in calls that are not sealed.
+        # The model's names of MCP tools in calls that are not sealed.
         self._names = ToolNames(reserved=client_tools)
         # Server tool calls of the current message with their results, as this gateway sealed them, by call id.
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}

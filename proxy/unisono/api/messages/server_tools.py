@@ -303,7 +303,7 @@ def _code_result(ran: Ran, sealed: str) -> dict[str, Any]:
 def _return_code(ran: Ran) -> int:
     """Return the exit code of a program, or 1 if it failed without one.
 
-    The text of a failed program is not an error of the tool server, which reports the exit code instead.
+    If a program fails, its tool call still succeeds, and the tool server reports the exit code.
     """
     facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
     code = facts.get("exit_code", 0)

@@ -102,7 +102,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
 async def _fitted(
     deps: ResponsesDeps, request: GenerationRequest, history: Sequence[Item], summary: str, limit: int
 ) -> Replacement:
-    """Return the items that replace the conversation, with less than `limit` tokens if possible."""
+    """Return the items that replace the conversation, if possible below `limit` tokens."""
 
     async def size(replacement: Replacement) -> int:
         conversation = replace(request.conversation, items=replacement.items, prefill=None, reasoning_from=0)

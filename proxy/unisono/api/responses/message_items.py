@@ -1,4 +1,4 @@
-"""Conversion of `input` items of messages, including messages between agents."""
+"""Conversion of messages in `input`, including messages between agents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_message(conversion: InputConversion, item: InputItem, param: str) -> Se
 def read_agent_message(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a message between agents to a user message that names both agents."""
     assert isinstance(item, InputAgentMessage)
-    # gpt-oss knows no messages between agents. Without the names, the model would take the message for the user's.
+    # gpt-oss has no role for other agents. Without the names, the model would read the message as the user's own.
     names = f"Message from the agent {item.author} to the agent {item.recipient}:"
     text = text_of(item.content, param=f"{param}.content")
     return (UserMessage(join((names, text), "\n\n", param=param)),)

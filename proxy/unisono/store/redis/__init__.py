@@ -90,8 +90,8 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces, RedisRequests):
             await self._check_room(tenant, beginning.conversation, len(input))
         else:
             await self._link.check_replicas()
-        # A server that is full, read-only or unable to persist refuses this write like any other. It is a script like
-        # the other writes, because an access control list may deny scripts.
+        # A server that is full, read-only or unable to persist refuses this write like any other. The write is a
+        # script, like the other writes, because an access control list may deny scripts.
         await self._link.act(lease_scripts.TRY, [keys.NEVER], [])
 
     async def _check_room(self, tenant: str, conversation: str | None, size: int) -> None:

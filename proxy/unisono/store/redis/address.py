@@ -22,7 +22,7 @@ UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and per
 
 
 class EpochSentinel(Sentinel):
-    """Client of the sentinels that keeps the epoch of the primary that they reported last."""
+    """Client of the sentinels; `epoch` is that of the primary reported last."""
 
     epoch = ""
 
@@ -34,7 +34,7 @@ class EpochSentinel(Sentinel):
 
 
 def epoch_in(state: dict[str, Any]) -> str:
-    """Return the epoch in a sentinel's description of a primary; each failover has a higher one."""
+    """Return the epoch in a sentinel's description of a primary; each failover increases it."""
     return str(state.get("config-epoch", ""))
 
 

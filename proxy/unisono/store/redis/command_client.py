@@ -73,8 +73,8 @@ class CommandPool(ConnectionPool):
 class SentinelCommandPool(CommandPool, SentinelConnectionPool):
     """Pool of connections to the primary that the sentinels reported last, for one event loop.
 
-    A former primary accepts writes until the sentinels demote it. Without the check, commands that follow each other
-    could go to both servers.
+    A former primary accepts writes until the sentinels demote it. Therefore, connections to a former primary are closed
+    before they are used again. Otherwise, consecutive commands could go to different servers.
     """
 
     def _is_outdated(self, connection: Any) -> bool:

@@ -351,14 +351,14 @@ class Link:
     def epoch(self) -> str:
         """Epoch of the primary that the sentinels reported last; empty without sentinels.
 
-        A newer epoch may exist as long as the connections to this primary work.
+        While the connections to this primary work, the sentinels are not queried, so a newer epoch may exist.
         """
         return self._server.sentinel.epoch if self._server.sentinel is not None else ""
 
     async def current_history(self, key: str) -> WriteHistory:
-        """Return the history of the primary of `key`, as a majority of the servers names it now.
+        """Return the write history of the primary of `key`, as reported by a majority now.
 
-        Raises `StoreUnavailable`, also while sentinels or nodes disagree on the primary.
+        Raises `StoreUnavailable` if the store fails, or if sentinels or nodes disagree on the primary.
         """
         return await self._bounded(self._read_history, key)
 

@@ -1,4 +1,4 @@
-"""Sequence of writes that the primary of a key continues, as the servers report it now."""
+"""Lookup of the current primary of a key, and of this primary's sequence of writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.store.redis.address import RedisClients, epoch_in, text
 
 @dataclass(frozen=True, slots=True)
 class WriteHistory:
-    """Sequence of writes of one primary.
+    """Identity of the sequence of writes that a primary continues.
 
     `id` is the replication id; it is empty if the server does not permit INFO. `epoch` is the configuration epoch of
     the sentinels; it is empty without sentinels. The id alone is not unique under Sentinel: a former primary that is
@@ -31,8 +31,8 @@ class WriteHistory:
 async def read_history(server: RedisClients, key: str, within_s: float) -> WriteHistory:
     """Return the history of the primary of `key`, over a new connection.
 
-    The slots of a cluster must have been read. Raises `StoreUnavailable` while sentinels or nodes disagree on the
-    primary, or if too few of them answer within `within_s` seconds.
+    With a cluster, the caller must have read the slots. Raises `StoreUnavailable` while sentinels or nodes disagree on
+    the primary, or if too few sentinels or nodes answer within `within_s` seconds.
     """
     primary, epoch = await _find_primary(server, key, within_s)
     async with primary:

@@ -16,8 +16,9 @@ local function held(lease, fence, given)
 end
 """
 
-# The fence is the time in milliseconds, or one more than the last fence. After a failover, a former primary and the new
-# primary may both have accepted leases for the same response. With plain counters, these would have the same fence.
+# The fence is the time in milliseconds, or the last fence plus one if that is greater. After a failover, a former
+# primary and the new primary may both accept leases for the same response. With plain counters, these leases could have
+# the same fence.
 ACQUIRE = Script(
     """
 local lease, fence = unpack(KEYS)

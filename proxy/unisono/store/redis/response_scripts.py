@@ -55,9 +55,9 @@ local function history()
   return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
 end
 
--- Returns true if nothing shows that another server was the primary since the log was last known to be complete.
--- Sentinel can name a former primary again without demoting it. The id of its history is then unchanged, but not the
--- epoch. Records of earlier versions have no epoch.
+-- Returns false if the replication id or the epoch shows that another server was the primary after the log was last
+-- known to be complete. If Sentinel names a former primary again without demoting it, only the epoch changes. Records
+-- of earlier versions have no epoch.
 local function in_history(record, now, epoch)
   local was = redis.call('HMGET', record, 'history', 'epoch')
   return (not was[1] or was[1] == now) and (not was[2] or was[2] == epoch)

@@ -52,7 +52,7 @@ REFUSED: Mapping[str, type[Exception]] = {
 }
 
 
-# Text of a denial in a script: Redis 7.2 and newer, or older servers.
+# Text of a denial in a script: first that of Redis 7.2 and newer, then that of older servers.
 DENIAL: Final = re.compile("ACL failure in script|The user executing the script can't ")
 
 log = logging.getLogger("unisono.store")
@@ -66,7 +66,7 @@ def is_denial(error: Exception) -> bool:
 class DenialLog:
     """Log of denied commands, which logs each error once.
 
-    It also covers commands that the checks of the store do not use.
+    The log includes commands that the checks of the store do not use.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ class BackgroundJob:
         self._grace_ended = asyncio.Event()
         self._has_ended = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        # Generations of the answer's record, and the code of an error that belongs to none of them.
+        # Generations in the answer's record, and the code of an error that belongs to no generation.
         self._generations: list[GenerationDone] = []
         self._error = ""
 

@@ -78,7 +78,7 @@ class BackgroundRunner:
         return await self._takeover.take_over_lapsed(lapsed, MAX_CONCURRENT_RESPONSES)
 
     def tasks(self) -> set[asyncio.Task[None]]:
-        """Return the tasks of the jobs that this runner started and that still run."""
+        """Return the tasks of the jobs that this runner started and that are still running."""
         return {job.task for job in self._own if job.task is not None}
 
     async def aclose(self, grace_s: float = 0.0) -> None:
