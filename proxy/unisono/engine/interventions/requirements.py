@@ -260,8 +260,7 @@ class Obligations:
 
         A missing form is not recorded if the client has to act first, because the answer to the next request may have
         the form. With `has_call`, the client has to run a call. With `handed`, the client has to approve a call, or to
-        continue a paused answer. A missing form is not recorded either with `is_stopped`, which means that a stop
-        string of the client ended the answer.
+        continue a paused answer. With `is_stopped`, a stop string ended the answer, and no missing form is recorded.
         """
         if self.call is Duty.OWED:
             self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL
