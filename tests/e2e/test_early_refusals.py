@@ -55,7 +55,6 @@ CASES: Mapping[str, Case] = {
     "400 two hosts": Case(400, headers=(("host", "a.example"), ("host", "b.example"))),
     "401": Case(401, key="wrong"),
     "404": Case(404, size=MAX_BODY, path="/v1/nothing"),
-    "404 over the limit": Case(404, path="/v1/nothing"),
     "415": Case(415, size=MAX_BODY, type="text/plain"),
     "429": Case(429, size=MAX_BODY, key="limited"),
     "431": Case(431, headers=tuple((f"x-{number}", "x") for number in range(300))),
