@@ -126,7 +126,7 @@ def test_damaged_weights_are_refused_and_downloaded_again(hub: Hub, tmp_path: Pa
     hub.contents = {"model.safetensors": damaged}
     code, _, errors = run(hub.url, tmp_path, MODEL)
     assert code == 1
-    assert "model.safetensors is damaged" in errors
+    assert "model.safetensors was damaged" in errors
     hub.contents = {}
     code, output, _ = run(hub.url, tmp_path, MODEL)
     assert code == 0
