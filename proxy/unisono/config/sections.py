@@ -165,7 +165,7 @@ class RouterSettings(Fallbacks):
     """Default for `stream_timeout` of every model, in seconds."""
     model_group_alias: dict[Name, Name | AliasTarget] = Field(default_factory=dict)
     """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`.
-    A `*` in such a name is no wildcard."""
+    A `*` in such a name is not a wildcard."""
 
 
 def _check_store_url(url: SecretStr) -> SecretStr:

@@ -56,8 +56,8 @@ def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
     owner = "key" if status.account is None else owner_of(status.account)[0]
-    # Some clients wait for the reset of the limit, so the reset must not be earlier than the retry delay. The reset of
-    # `status` is earlier if the limit is 0, or if the request exceeds the whole limit.
+    # Some clients wait for the reset of the limit, so the reset must not be earlier than the retry. The reset time in
+    # `status` is too early if the limit is 0, or if the request exceeds the whole limit.
     if limit is QuotaKind.REQUESTS:
         status = replace(status, requests_reset_s=max(status.requests_reset_s, again_s))
     elif limit is QuotaKind.TOKENS:
