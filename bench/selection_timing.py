@@ -23,9 +23,9 @@ from bench.worker_client import ask_worker
 from unisono.core.generation import VOCABULARY
 from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements, blocks_of
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_choice import SelectionRequest
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup
-from unisono.routing.policy import SelectionRequest
 from unisono.routing.selector import PrefixIndex
 
 PROMPT_TOKENS = 32_000

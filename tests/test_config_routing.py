@@ -14,7 +14,7 @@ from unisono.core.fallback_models import FallbackModels
 from unisono.errors import ConfigError
 from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
-from unisono.routing.policy import Strategy
+from unisono.routing.deployment_choice import Strategy
 from unisono.routing.retries import MAX_FAILED_ATTEMPTS
 from unisono.routing.selector import BLOCKS
 

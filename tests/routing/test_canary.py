@@ -11,7 +11,7 @@ from tests.routing.doubles import REQUIREMENTS, Clock, known_pool, live_of
 from unisono.core.route_protocol import RouteRequest
 from unisono.errors import BackendUnavailable
 from unisono.routing.canary import draw_of, masks
-from unisono.routing.policy import Candidate, Rank, SelectionRequest, choose
+from unisono.routing.deployment_choice import Candidate, Rank, SelectionRequest, choose
 
 
 def test_each_canary_gets_its_share() -> None:

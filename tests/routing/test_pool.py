@@ -14,9 +14,9 @@ from unisono.errors import BackendOverloaded, BackendProtocolError, BackendTimeo
 from unisono.routing import pool as pool_module
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_choice import ANSWER_WORK, FOREIGN_PROMPT, SelectionRequest
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
-from unisono.routing.policy import ANSWER_WORK, FOREIGN_PROMPT, SelectionRequest
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
 

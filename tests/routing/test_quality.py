@@ -12,8 +12,8 @@ from unisono.core.answer_faults import FAULT_OF_RULE, HARMLESS_RULES, NO_FAULTS,
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.core.recovery_rules import RULES
 from unisono.errors import BackendProtocolError, BackendUnavailable
+from unisono.routing.deployment_choice import Candidate, SelectionRequest, choose
 from unisono.routing.group import RoutingRules
-from unisono.routing.policy import Candidate, SelectionRequest, choose
 from unisono.routing.quality import HALVING_S, QualityLevel, QualityRecord, next_level, quality_of
 
 QUARTER, HALF, FULL = QualityLevel.QUARTER, QualityLevel.HALF, QualityLevel.FULL

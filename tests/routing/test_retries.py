@@ -38,8 +38,8 @@ from unisono.errors import (
 )
 from unisono.routing.circuit_breaker import BreakerConfig, CircuitPhase
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_choice import ANSWER_WORK
 from unisono.routing.group import RoutingRules
-from unisono.routing.policy import ANSWER_WORK
 from unisono.routing.pool import RoutingPool
 from unisono.routing.queue import QueueConfig
 

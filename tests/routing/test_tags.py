@@ -13,8 +13,8 @@ from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, live_of
 from unisono.core.fallback_models import FallbackModels
 from unisono.core.route_protocol import FailoverRoute, RequestedRouting, RouteRequest
 from unisono.errors import BackendUnavailable, UnsupportedValue
+from unisono.routing.deployment_choice import Strategy
 from unisono.routing.group import RoutingRules
-from unisono.routing.policy import Strategy
 from unisono.routing.pool import RoutingPool
 from unisono.routing.tags import TagRules
 

@@ -17,7 +17,7 @@ from tests.depth import examples
 from tests.schemas.suite import SUITE, TEXT, Case, closed
 from unisono.errors import InvalidRequest
 from unisono.schemas import check, violation
-from unisono.schemas.keywords import KEYWORDS
+from unisono.schemas.keyword_table import KEYWORDS
 from unisono.schemas.validation import (
     CHECKS,
     FORMAT_STEPS,

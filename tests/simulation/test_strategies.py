@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.test_run import FAST, PLANS, SLOW, SMALL, TRAFFIC, changed
-from unisono.routing.policy import Strategy
+from unisono.routing.deployment_choice import Strategy
 from unisono.simulation import BackendPlan, Outage, SimulationPlan, StrategyResult, plan, simulate
 from unisono.simulation.results import SimulatedEnd
 from unisono.simulation.run import PlacementRequest

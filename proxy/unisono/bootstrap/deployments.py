@@ -22,10 +22,10 @@ from unisono.errors import ConfigError, ConfigErrors
 from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_choice import Strategy
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.hedge import HedgeRules
-from unisono.routing.policy import Strategy
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
 from unisono.routing.tags import TagRules

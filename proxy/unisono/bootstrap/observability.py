@@ -43,6 +43,7 @@ from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.named_hook import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
+from unisono.observe.refusal_spans import RefusalSpans
 from unisono.observe.request_file import RequestFile
 from unisono.observe.request_log import RequestLog
 from unisono.observe.request_writer import GenerationRecords, RequestWriter
@@ -190,9 +191,7 @@ class Observing:
         """Return the receivers of request records."""
         sinks: list[RecordSink] = [] if self.request_log is None else [self.request_log]
         if self.exporter is not None:
-            from unisono.observe.otlp_exporter import RefusalSpans
-
-            sinks.append(RefusalSpans(self.exporter.value, spans_of(self.sample), PROBES))
+            sinks.append(RefusalSpans(self.exporter.value.add, spans_of(self.sample), PROBES))
         return [*sinks, *writers]
 
     def quota_observers(self, alerting: Alerting | None) -> Sequence[QuotaObserver]:

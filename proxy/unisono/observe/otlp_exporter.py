@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -23,10 +23,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
-from unisono.core.request_record import GENERATIONS, RequestRecord
-from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.observe.span_content import content_of
-from unisono.observe.spans import Span, SpanType, refusal_span, spans_of
+from unisono.observe.spans import Span, SpanType, spans_of
 
 KINDS: Final = {
     SpanType.SERVER: SpanKind.SERVER,
@@ -41,8 +39,6 @@ MAX_QUEUED_WITH_CONTENT: Final = 1024
 WAIT_S: Final = 1.0
 # Maximum time in seconds for which the shutdown waits until the queue is empty.
 CLOSING_S: Final = 3.0
-
-CLIENT_LEFT: Final = 499
 
 # Callback with the outcome of spans (`exported`, `dropped` or `failed`) and their number.
 Count = Callable[[str, int], None]
@@ -160,27 +156,6 @@ class Exporter(Observer):
             start_time=span.start_ns,
             end_time=span.end_ns,
         )
-
-
-class RefusalSpans:
-    """Receiver of request records that exports a span for each rejected request.
-
-    A request that has started a generation already has the span of the generation. `new_trace` returns the context of a
-    new span. Requests to the routes `probes` get no span.
-    """
-
-    def __init__(self, exporter: Exporter, new_trace: Callable[[], TraceContext], probes: Collection[str]) -> None:
-        self._exporter = exporter
-        self._new_trace = new_trace
-        self._probes = frozenset(probes)
-
-    def __call__(self, record: RequestRecord) -> None:
-        # A generation has its own span, even if it was rejected.
-        if record.status < 400 or record.status == CLIENT_LEFT or record.route in self._probes or GENERATIONS.get():
-            return
-        at, arrived = self._new_trace(), ARRIVED.get()
-        if at.sampled:
-            self._exporter.add([refusal_span(record, at, arrived.span_id if arrived is not None else "")])
 
 
 def _context(span: Span, span_id: str) -> SpanContext:

@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 from unisono.core.frozen import dataclass
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
 from unisono.core.quotas import MILLION
-from unisono.core.request_record import RequestRecord
 from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
@@ -125,7 +124,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     name = f"{operation_of(began)} {began.model}"
-    span = _span(name, SpanType.SERVER, at, began.span_parent, began.at, times, attributes, error)
+    span = create_span(name, SpanType.SERVER, at, began.span_parent, began.at, times, attributes, error)
     has_content = began.details is not None and began.details.conversation is not None
     return replace(span, content=done) if has_content else span
 
@@ -168,30 +167,10 @@ def caller_attributes(key: str, key_name: str, tenant: str) -> dict[str, Value]:
     return {name: value for name, value in found.items() if value}
 
 
-def refusal_span(record: RequestRecord, at: TraceContext, parent: str) -> Span:
-    """Return the span of a request that was rejected before a generation.
-
-    `at` is the context of the new span. `parent` is the id of its parent span, or "" without one.
-    """
-    found: dict[str, Value] = {
-        "http.request.method": record.method,
-        "http.route": record.route,
-        "http.response.status_code": record.status,
-        "gen_ai.request.model": record.model,
-        "user.id": record.user,
-        "unisono.request.id": record.id,
-    }
-    attributes = caller_attributes(record.key, record.key_name, record.tenant)
-    attributes |= {name: value for name, value in found.items() if value}
-    name, times = f"{record.method} {record.route}".strip(), (0.0, record.duration_s)
-    error = record.error or str(record.status)
-    return _span(name, SpanType.SERVER, at, parent, record.at, times, attributes, error)
-
-
 def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceContext, started_at: float) -> Span:
     attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
     times = tries[0].started_s, tries[-1].ended_s
-    return _span(
+    return create_span(
         f"step {number}", SpanType.INTERNAL, at, span.span_id, started_at, times, attributes, tries[-1].failure
     )
 
@@ -215,7 +194,7 @@ def _attempt(done: GenerationDone, index: int, step: StepDone, below: TraceConte
         attributes["gen_ai.response.finish_reasons"] = [step.finish]
     times = step.started_s, step.ended_s
     at = below.child(try_span(index))
-    return _span(
+    return create_span(
         f"{operation_of(done.start)} {model}",
         SpanType.CLIENT,
         at,
@@ -240,12 +219,12 @@ def _tools(tools: Sequence[ToolDone], span: TraceContext, started_at: float) -> 
         error = TOOL_ERRORS.get(tool.outcome, "")
         times = tool.started_s, tool.ended_s
         at = span.child(tool_span(index))
-        yield _span(
+        yield create_span(
             f"execute_tool {tool.name}", SpanType.CLIENT, at, span.span_id, started_at, times, attributes, error
         )
 
 
-def _span(
+def create_span(
     name: str,
     kind: SpanType,
     at: TraceContext,

@@ -18,8 +18,8 @@ from unisono.errors import BackendError, BackendOverloaded
 from unisono.routing.canary import Canaries, draw_of, masks
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
+from unisono.routing.deployment_choice import Choice, Rank, SelectionRequest, Strategy
 from unisono.routing.hedge import HedgeBudget, HedgeRules
-from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
 from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
 from unisono.routing.retry_budget import RetryBudget

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_choice import REQUIRED
 from unisono.routing.group import DeploymentGroup
-from unisono.routing.policy import REQUIRED
 
 
 def unable_mask(groups: Sequence[DeploymentGroup], demand: RouteRequirements, ruled_out: int) -> int:

@@ -26,9 +26,9 @@ from unisono.errors import (
 )
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation
+from unisono.routing.deployment_choice import Rank, SelectionRequest
 from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_slot import HeldSlot
-from unisono.routing.policy import Rank, SelectionRequest
 from unisono.routing.required_abilities import unable_mask
 from unisono.routing.retry_pauses import MAX_RETRY_AFTER_S, retry_pause_s
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.policy import (
+from unisono.routing.deployment_choice import (
     Candidate,
     Choice,
     SelectionRequest,

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from unisono.core.tagged_unions import is_tagged_union
 from unisono.errors import InvalidRequest
 from unisono.schemas.formats import FORMATS
-from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Keyword, Subschemas, schemas_in
+from unisono.schemas.keyword_table import KEYWORDS, REFUSED, SHAPES, Keyword, Subschemas, schemas_in
 from unisono.schemas.patterns import BadPattern, Expression
 
 # Maximum nesting depth of schemas.

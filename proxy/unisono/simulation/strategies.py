@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.policy import Candidate, Rank, Share, Strategy
+from unisono.routing.deployment_choice import Candidate, Rank, Share, Strategy
 from unisono.routing.rate_window import rate_of
 from unisono.routing.selector import PrefixIndex, Selector
 from unisono.simulation.plan import BackendPlan, SimulationPlan

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
-from unisono.routing.policy import (
+from unisono.routing.deployment_choice import (
     ANSWER_WORK,
     BIAS,
     EXPECTED_OUTPUT,
