@@ -71,6 +71,11 @@ HISTORIES: dict[str, tuple[str, list[Any], str]] = {
         "messages.3.content.1",
     ),
     "messages: an earlier message": ("messages", [user(IMAGE, TEXT), ANSWERED, user(TEXT)], "messages.0.content.0"),
+    "messages: a refused message merged with the next one": (
+        "messages",
+        [user(TEXT, IMAGE, TEXT)],
+        "messages.0.content.1",
+    ),
     "messages: a tool result": (
         "messages",
         [user(TEXT), USE, user(result(TEXT, IMAGE))],
@@ -140,6 +145,8 @@ NEWEST: dict[str, tuple[str, list[Any], str]] = {
     "chat": ("chat", [user(TEXT, CHAT_IMAGE)], "messages.0.content.1.type"),
     "chat, before a call": ("chat", [user(CHAT_IMAGE), CHAT_CALL], "messages.0.content.0.type"),
     "messages": ("messages", [user(IMAGE)], "messages.0.content.0.type"),
+    "messages, after texts": ("messages", [user(TEXT, TEXT, IMAGE)], "messages.0.content.2.type"),
+    "messages, before a text": ("messages", [user(IMAGE, TEXT)], "messages.0.content.0.type"),
     "messages, beside a result": (
         "messages",
         [user(TEXT), USE, user(result(TEXT), IMAGE)],

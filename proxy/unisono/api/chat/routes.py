@@ -23,7 +23,8 @@ from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
-from unisono.api.media import MediaRules, MediaSource, media_context, with_file_texts
+from unisono.api.media import MediaSource, media_context, with_file_texts
+from unisono.api.media_removal import MediaRules
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
 from unisono.api.passthrough_routes import (

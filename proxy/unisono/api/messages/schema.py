@@ -29,6 +29,7 @@ from unisono.api.field_types import (
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
+from unisono.api.media_removal import HistoryFields
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_management_schema import CompactEdit, CompactionOptions, ContextEdits
@@ -148,7 +149,7 @@ def _to_system(value: Any) -> Any:
 class MessagesInput(SamplingFields, MediaHistory):
     """Model, messages, tools and output options of a request."""
 
-    INSTRUCTIONS = "system"
+    FIELDS = HistoryFields("messages", "system", merges=True)
 
     model: ModelName
     max_tokens: TokenLimit | None = None

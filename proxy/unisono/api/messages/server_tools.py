@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
-from unisono.api.media import LINE
+from unisono.api.media_removal import LINE
 from unisono.api.messages.answers import MCP_SERVERS, SERVERS, gateway_id
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import FILES, ServerResultBlock

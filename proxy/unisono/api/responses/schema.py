@@ -29,6 +29,7 @@ from unisono.api.field_types import (
 )
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media import MediaHistory
+from unisono.api.media_removal import HistoryFields
 from unisono.api.request_options import SamplingFields, SpelledEffort
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool
@@ -119,7 +120,7 @@ Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 class ResponsesInput(MediaHistory):
     """All fields of a Responses request except the sampling fields."""
 
-    HISTORY = "input"
+    FIELDS = HistoryFields("input")
 
     model: ModelName
     input: Input = Field(default_factory=list)

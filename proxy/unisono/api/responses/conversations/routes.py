@@ -22,6 +22,7 @@ from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provide
 from unisono.api.field_types import AtMost, FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
 from unisono.api.media import MediaHistory, MediaSource, file_context
+from unisono.api.media_removal import HistoryFields
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion, KnownState
@@ -111,7 +112,7 @@ class AddedItems(MediaHistory):
     Media in these items are replaced by a text and never rejected, because stored items are history.
     """
 
-    HISTORY = "items"
+    FIELDS = HistoryFields("items")
     KEEPS_NEWEST = False
 
     items: NewItems
