@@ -107,6 +107,15 @@ async def test_the_client_gets_the_text_however_the_model_writes_it(
     assert written in model.asked[-1].prompt
 
 
+@on_both
+async def test_a_json_document_as_text_is_not_unwrapped(harness: Desk, ask: Ask) -> None:
+    document = json.dumps({"input": PATCH, "priority": 3})
+    harness.think(calls(NAME, document), answers("Done."))
+    reply = await ask(harness, stream=False)
+    assert reply.text == document
+    assert "wrapped-input" not in reply.about.get("recoveries", [])
+
+
 @both_forms
 @on_both
 async def test_a_call_of_another_server_is_read_as_text(harness: Desk, ask: Ask, stream: bool) -> None:

@@ -225,7 +225,7 @@ class StepRunner:
         """Yield the events of one generation; `first` is set if the prompt is the answer's first."""
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
-        is_text = slot.capabilities.output is not OutputForm.IDS
+        is_text = self._report.facts.are_tokens_guessed = slot.capabilities.output is not OutputForm.IDS
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
 

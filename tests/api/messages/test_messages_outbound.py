@@ -32,6 +32,7 @@ from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_messag
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Repaired
 from unisono.core.generation import FinishReason
+from unisono.core.observer import GenerationFacts
 from unisono.core.server_tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.interventions.requirements import UNMET_FORM
@@ -286,12 +287,16 @@ STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
 PAUSED = replace(finished(), paused=True)
 FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=100))
+NEARLY_FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=90))
+GUESSED = GenerationReport(facts=GenerationFacts(are_tokens_guessed=True))
 STOP_REASONS: dict[str, tuple[list[Event], GenerationReport, str]] = {
     "end of the message": ([*final(0, "So."), finished()], GenerationReport(), "end_turn"),
     "a call": ([*call(0, 0, "f", "{}"), finished()], GenerationReport(), "tool_use"),
     "a stop sequence": ([*final(0, "So."), STOPPED], GenerationReport(), "stop_sequence"),
     "max_tokens reached": ([*final(0, "So."), FULL], GenerationReport(), "max_tokens"),
     "context window full": ([*final(0, "So."), LENGTH], GenerationReport(), "model_context_window_exceeded"),
+    "max_tokens reached by the number of the server": ([*final(0, "So."), NEARLY_FULL], GUESSED, "max_tokens"),
+    "context window full by an estimate": ([*final(0, "So."), LENGTH], GUESSED, "model_context_window_exceeded"),
     "a reasoning budget reached": ([*final(0, "So."), LENGTH], GenerationReport(unmet="No room."), "max_tokens"),
     "a repetition": ([*final(0, "So."), LENGTH], GenerationReport(recoveries=["repetition"]), "max_tokens"),
     "end inside a call": (

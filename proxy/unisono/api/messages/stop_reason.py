@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from unisono.api.messages.server_tools import FETCH, SEARCH, name_of
 from unisono.core.events import Compacted, Finished, Ran
@@ -11,6 +11,10 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
+
+# Share of `max_tokens` by which an estimated number of tokens may be too low. A server that sends text leaves out the
+# beginning of a character that `max_tokens` cuts.
+GUESS_TOLERANCE: Final = 0.125
 
 
 @dataclass(slots=True)
@@ -98,4 +102,7 @@ def _is_window_full(finished: Finished, report: GenerationReport, max_tokens: in
     """
     if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
         return False
-    return max_tokens is None or finished.usage.completion_tokens < max_tokens
+    if max_tokens is None:
+        return True
+    tolerance = GUESS_TOLERANCE if report.facts.are_tokens_guessed else 0.0
+    return finished.usage.completion_tokens < max_tokens * (1 - tolerance)

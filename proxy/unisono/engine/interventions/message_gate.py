@@ -145,9 +145,10 @@ def without_json(text: str) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    content = value.get("input")
-    if content is None and value.keys() == {"patch"}:
-        content = value["patch"]
+    # An object with other members is the free text itself.
+    if value.keys() not in ({"input"}, {"patch"}):
+        return text
+    (content,) = value.values()
     # A text with half of a surrogate pair is left wrapped, because half a pair is not a character.
     return content if isinstance(content, str) and not _SURROGATE.search(content) else text
 
