@@ -173,6 +173,31 @@ async def test_a_result_follows_the_compaction_of_a_continued_response(harness: 
         assert sorted(texts, key=prompt.index) == texts
 
 
+@pytest.mark.parametrize("kind", ["previous_response_id", "conversation", "items"])
+async def test_a_compaction_without_user_messages_replaces_the_conversation(harness: Line, kind: str) -> None:
+    look = f'{THOUGHT}<|channel|>commentary to=functions.look <|constrain|>json<|message|>{{"into":"cup"}}<|call|>'
+    harness.say(look, SUMMARIZED, ANSWER)
+    past: Json = {"conversation": await harness.conversation()} if kind == "conversation" else {}
+    history: list[Json] = []
+    # The message is longer than the room for user messages in the compaction.
+    inputs: list[Json] = [{"role": "user", "content": POT}, {"type": "function_call_output", "output": "It is full."}]
+    for newest in (*inputs, FOLLOW_UP):
+        if newest.get("output"):
+            newest = {**newest, "call_id": history[-1]["call_id"]}
+        history.append(newest)
+        sent = history if kind == "items" else [newest]
+        fields = {"tools": [TOOL]} if newest is FOLLOW_UP else COMPACT
+        response = await harness.whole(input=sent, **past, **fields)
+        past = {kind: response["id"]} if kind == "previous_response_id" else past
+        history += response["output"]
+    assert kinds(response["output"]) == ["reasoning", "message"]
+    prompt = harness.prompts[-1]
+    assert "porcelain" not in prompt
+    kept = [SUMMARY, '{"into":"cup"}', "It is full.", "<|message|>ok<|end|>", "And now?"]
+    assert [prompt.count(text) for text in kept] == [1] * len(kept)
+    assert sorted(kept, key=prompt.index) == kept
+
+
 UNCHANGED: dict[str, Json] = {
     "below the threshold": {"input": [HISTORY[1], HISTORY[4], QUESTION]},
     "nothing but one long message": {"input": POT},

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from unisono.core.conversation import (
-    SUMMARY_HEADING,
+    SUMMARY_HEADINGS,
     AddedTools,
     AssistantCall,
     AssistantMessage,
@@ -144,7 +144,7 @@ def _always_kept(items: Sequence[Item]) -> list[int]:
     # The model may still call the tools that a dropped item added.
     kept = {position for position, item in enumerate(items) if isinstance(item, AddedTools)}
     messages = {at: item.text for at, item in enumerate(items) if isinstance(item, UserMessage)}
-    newest = {text.startswith(SUMMARY_HEADING): at for at, text in messages.items()}
+    newest = {text.startswith(SUMMARY_HEADINGS): at for at, text in messages.items()}
     return sorted(kept.union(newest.values()))
 
 

@@ -42,7 +42,7 @@ from unisono.api.summary import pending_calls
 from unisono.api.tools import to_toolbox
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
-    SUMMARY_HEADING,
+    SUMMARY_HEADINGS,
     AddedTools,
     AssistantCall,
     AssistantMessage,
@@ -139,11 +139,12 @@ class HistoryReader:
         message = messages[position]
         block = message.content[place]
         assert isinstance(block, CompactionBlock)
-        summary = UserMessage(SUMMARY_HEADING + (block.content or ""))
+        summaries = [UserMessage(heading + (block.content or "")) for heading in SUMMARY_HEADINGS]
         sealed = block.encrypted_content
         opened = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
         # A block from another server has only the summary. If the client changed the summary, the change is respected.
-        items: Sequence[Item] = opened if opened is not None and summary in opened else (summary,)
+        is_unchanged = opened is not None and any(summary in opened for summary in summaries)
+        items: Sequence[Item] = opened if opened is not None and is_unchanged else summaries[:1]
         if len(message.content) == 1:
             # The answer paused after the compaction, and the client may have sent its newest messages again.
             later = [each for each in messages[position + 1 :] if each.role == "user"]
