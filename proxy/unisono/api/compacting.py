@@ -256,6 +256,7 @@ class CompactingStream(BatchStream):
         request, compacted = self._request, self._compacted
         if compacted is None:
             return self._service.start(request)
+        request = replace(request, origin=replace(request.origin, is_admitted=True))
         if compacted.summary:
             # A request key identifies a request with one prompt. The compacted conversation has a different prompt.
             request = replace(

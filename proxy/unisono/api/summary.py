@@ -76,6 +76,8 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
         request,
         conversation=replace(request.conversation, items=items, prefill=None),
         origin=replace(request.origin, key=RequestKey()),
+        # The seed identifies the charged usage, and the answer has its own usage.
+        resumption=replace(request.resumption, seed=_summary_seed(request.resumption.seed)),
         # The tools stay in the prompt, which a backend has cached, but no call is run.
         server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
         answer=replace(
@@ -90,6 +92,10 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
         ),
         prompt=replace(request.prompt, truncate=True, for_summary=True),
     )
+
+
+def _summary_seed(seed: str) -> str:
+    return f"{seed} summary" if seed else ""
 
 
 def summary_of(answer: CollectedAnswer) -> str:

@@ -193,7 +193,8 @@ class Metering:
         price = self.prices.settled(request.model, backend)
         sent, generated = charged_input(usage), usage.completion_tokens
         used = TokenUsage(
-            requests=1,
+            # The summary before the answer already counts as the request.
+            requests=0 if request.origin.is_admitted else 1,
             errors=errors,
             input=sent,
             cached=usage.cached_tokens,
