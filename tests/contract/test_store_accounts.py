@@ -277,12 +277,16 @@ async def test_soft_budget_has_a_state_and_refuses_nothing(factory: StoreFactory
     assert budget.spent == 0
 
 
-async def test_owed_claim_is_never_refused(factory: StoreFactory) -> None:
+async def test_owed_claim_is_neither_refused_nor_counted_as_a_request(factory: StoreFactory) -> None:
     store, owner = await factory.open(), account()
     limits = KeyLimits(rpm=1, tpm=1, max_parallel=1, token_budget=1, money_budget=1)
     for _ in range(2):
         status = await store.reserve(claim(owner, limits, is_owed=True, input_cost=5, output_price=9_000_000))
-        assert (status.refused, status.output) == (None, 50)
+        assert (status.refused, status.output, status.requests_left) == (None, 50, 1)
+    assert (await store.reserve(claim(owner, KeyLimits(rpm=1)))).refused is None
+    status = await store.reserve(claim(owner, KeyLimits(rpm=1), is_owed=True))
+    assert (status.refused, status.requests_left) == (None, 0)
+    assert (await store.reserve(claim(owner, KeyLimits(rpm=1)))).refused is QuotaKind.REQUESTS
 
 
 async def test_ledger_sums_by_account_model_and_day(factory: StoreFactory) -> None:

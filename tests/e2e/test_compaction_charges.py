@@ -56,7 +56,7 @@ async def test_summary_and_answer_are_charged_as_one_request(path: str, body: Js
         config = config_of(f"vllm@{fake.url}")
         config["model_list"][0]["unisono"] = {"price": PRICE}
         async with keyed(config, tmp_path) as (running, keys):
-            _, key = await keys.issue(limits=KeyLimits(money_budget=10_000_000))
+            _, key = await keys.issue(limits=KeyLimits(rpm=1, max_parallel=1, money_budget=10_000_000))
             answer = await running.post(path, json.dumps({"model": "gpt-oss", **body}).encode(), **bearing(key))
             assert answer.status == 200
             if body.get("background"):
@@ -69,3 +69,19 @@ async def test_summary_and_answer_are_charged_as_one_request(path: str, body: Js
             assert (used["input_tokens"], used["output_tokens"]) == (sum(sent), generated)
             cost = (sum(sent) * PRICE["input"] + generated * PRICE["output"]) / 1e6
             assert used["cost_usd"] == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS.values(), ids=REQUESTS)
+async def test_no_limit_refuses_the_answer_after_a_summary(path: str, body: Json, tmp_path: Path) -> None:
+    # Each limit has room for the summary only.
+    limits = KeyLimits(rpm=1, tpm=4_000, token_budget=3_000)
+    async with FakeVllm(script=script) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=limits)
+        sent = json.dumps({"model": "gpt-oss", **body}).encode()
+        answer = await running.post(path, sent, **bearing(key))
+        assert answer.status == 200
+        if body.get("background"):
+            assert (await ended(running, key, answer.body))["status"] == "completed"
+        assert "Hello." in answer.raw.decode() or body.get("background")
+        refused = await running.post(path, sent, **bearing(key))
+        assert (refused.status, len(fake.requests)) == (429, 2)

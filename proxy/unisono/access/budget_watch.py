@@ -35,11 +35,11 @@ class BudgetWatch:
     def settled(self, settlement: UsageRecord) -> None:
         """Report the cost of a settled request.
 
-        A settlement is ignored if `is_owed` is set in its claim. It then belongs to a resumed response, and its amounts
-        include amounts that were settled before the response was interrupted.
+        A settlement of a resumed response is ignored, because its amounts include amounts that were settled before the
+        response was interrupted.
         """
         claim, cost = settlement.claim, settlement.entry.used.cost
-        if claim is None or claim.is_owed or not cost or not self._observers:
+        if claim is None or claim.is_resumed or not cost or not self._observers:
             return
         known = self._budgets.get((claim.account, claim.period))
         if known is not None:

@@ -88,7 +88,7 @@ class OutageLimits:
     def _count(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
         counts.minute(now)
         if claim.once not in counts.running:
-            counts.add(int(now), 1, claim.tokens)
+            counts.add(int(now), claim.requests, claim.tokens)
             counts.running[claim.once] = int(now), claim.tokens
 
     def _counts(self, account: Account) -> _Counts:

@@ -123,8 +123,9 @@ class QuotaReservation:
     are the expected and the largest number of generated tokens. `input_cost` is the cost of the input in micro-USD, and
     `output_price` the price of the output in micro-USD per million tokens. `period` is the name of the current budget
     period. `period_ends` is the start of the next period in seconds since 1970, None for never. The reservation lapses
-    after `for_s` seconds unless it is extended. With `is_owed`, it is never refused, because the request was admitted
-    before.
+    after `for_s` seconds unless it is extended. With `is_owed`, it is never refused and not counted under `rpm`,
+    because the request was admitted and counted before. With `is_resumed`, the usage includes that of an earlier
+    reservation.
     """
 
     account: Account
@@ -139,6 +140,12 @@ class QuotaReservation:
     period: str = "none"
     period_ends: float | None = None
     is_owed: bool = False
+    is_resumed: bool = False
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that are counted under the limit of requests per minute."""
+        return 0 if self.is_owed else 1
 
     @property
     def tokens(self) -> int:

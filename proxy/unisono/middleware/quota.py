@@ -140,7 +140,8 @@ class Metering:
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
-            is_owed=bool(request.resumption.journal),
+            is_owed=bool(request.resumption.journal) or request.origin.is_admitted,
+            is_resumed=bool(request.resumption.journal),
         )
 
     async def reserve(self, *claims: QuotaReservation) -> QuotaStatus | None:

@@ -205,18 +205,19 @@ if #answers > 0 then return {'ok', answers} end
 
 for _, claim in ipairs(claims) do
   local sums, tokens, minute = claim.sums, claim.tokens, claim.minute
+  local requests = claim.owed and 0 or 1
   local output, cost = -1, 0
   if claim.room then
     output = room
     cost = claim.input_cost + math.ceil(output * claim.output_price / 1000000)
   end
-  sums.requests = sums.requests + 1
+  sums.requests = sums.requests + requests
   sums.tokens = sums.tokens + tokens
   -- Minimum and maximum are needed because the clock may have been set back.
   sums.oldest = math.min(sums.oldest, second)
-  sums.last_requests = math.max(sums.last_requests, second)
+  if requests > 0 then sums.last_requests = math.max(sums.last_requests, second) end
   if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
-  redis.call('HINCRBY', minute, 'r' .. second, 1)
+  redis.call('HINCRBY', minute, 'r' .. second, requests)
   redis.call('HINCRBY', minute, 't' .. second, tokens)
   redis.call('HSET', minute, 'oldest', sums.oldest, 'requests', sums.requests, 'tokens', sums.tokens,
     'last_requests', sums.last_requests, 'last_tokens', sums.last_tokens)
@@ -238,15 +239,15 @@ UNDO_CLAIM = Script(
     CLAIMS
     + """
 local minute, open, held = unpack(KEYS)
-local once = arg()
+local once, requests = arg(), tonumber(arg())
 local there = redis.call('HGET', held, once)
 if not there then return {'ok'} end
 local at, tokens = string.match(there, '^(%d+):(%d+):')
 redis.call('HDEL', held, once)
 redis.call('ZREM', open, once)
 if redis.call('HEXISTS', minute, 'r' .. at) == 1 then
-  redis.call('HINCRBY', minute, 'r' .. at, -1)
-  redis.call('HINCRBY', minute, 'requests', -1)
+  redis.call('HINCRBY', minute, 'r' .. at, -requests)
+  redis.call('HINCRBY', minute, 'requests', -requests)
   redis.call('HINCRBY', minute, 'tokens', -tonumber(tokens))
   if redis.call('HINCRBY', minute, 't' .. at, -tonumber(tokens)) == 0 then forget_second(minute, tonumber(at)) end
 end

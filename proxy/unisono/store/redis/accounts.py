@@ -97,7 +97,7 @@ class RedisAccounts:
         finally:
             if len(statuses) < len(claims) or statuses[-1].refused is not None:
                 for claim in claims[: len(statuses) + 1]:
-                    await self._link.act(UNDO_CLAIM, _named(claim)[:3], [claim.once])
+                    await self._link.act(UNDO_CLAIM, _named(claim)[:3], [claim.once, claim.requests])
         return statuses
 
     async def extend(self, *claims: QuotaReservation) -> None:

@@ -173,7 +173,7 @@ def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int
 
 def _insert_reservation(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _account_columns(claim.account)
-    _count(act, claim.account, second, 1, claim.tokens)
+    _count(act, claim.account, second, claim.requests, claim.tokens)
     # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.
     cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
     values = (second, claim.tokens, claim.input + (room or 0), cost, room)
