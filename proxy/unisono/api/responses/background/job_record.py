@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.api.body import off_loop
+from unisono.api.responses.configuration_updates import configuration_in
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.input_items import COMPACTION_TRIGGER
 from unisono.api.responses.persistence import retry_while_down, to_stored
@@ -120,6 +121,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
         earlier=continued(past.earlier, response.input),
         hosted=hosted,
         now=now,
+        configuration=configuration_in(response.input, past.configuration),
     )
     prepared = await assembled(
         deps,

@@ -1,0 +1,45 @@
+"""Settings and notes from the input of a background response that another process continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.e2e.continuing import Model, prompts_about
+from tests.e2e.gateway import config_of
+from tests.e2e.replicas import LEASE_S, Client, Json, Told, replica
+from tests.e2e.wires import ENCODING
+from tests.fakes import FakeVllm
+
+QUESTION = "Count to thirty."
+UPDATE: Json = {"type": "configuration_update", "reasoning": {"effort": "high"}}
+
+
+async def taken_over(folder: Path, fake: FakeVllm, fields: Json) -> Json:
+    """Kill the process that generates a background response, and return the response of the next process."""
+    store = {"url": f"sqlite:///{str(folder).removeprefix('/')}/state.db", "lease_s": LEASE_S}
+    config = config_of(f"vllm@{fake.url}", store=store)
+    body: Json = {"model": "gpt-oss", "background": True, "stream": True, **fields}
+    received = Told()
+    async with aiohttp.ClientSession() as session:
+        async with replica(folder, config) as first:
+            await Client(first.url, session).listens(received, "/v1/responses", body, until=20)
+            first.kill()
+            await first.ended()
+        async with replica(folder, config) as second:
+            client = Client(second.url, session)
+            await client.resumes(received, received.id)
+            return await client.get(f"/v1/responses/{received.id}")
+
+
+@pytest.mark.slow
+async def test_a_configuration_update_stays_in_force_after_a_takeover(tmp_path: Path) -> None:
+    async with FakeVllm(script=Model(delay_s=0.03).script) as fake:
+        response = await taken_over(tmp_path, fake, {"input": [UPDATE, {"role": "user", "content": QUESTION}]})
+        assert response["status"] == "completed"
+        first, *others = [ENCODING.decode(prompt) for prompt in prompts_about(fake, QUESTION)]
+        assert others
+        assert "Reasoning: high" in first
+        assert all(prompt.startswith(first) for prompt in others)
