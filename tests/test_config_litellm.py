@@ -516,6 +516,21 @@ def test_an_entry_is_blocked_by_every_value_that_means_true(value: Any) -> None:
     assert "model_list[0].model_info.blocked: the entry is blocked" in loaded.warnings[0]
 
 
+def test_a_model_in_a_variable_is_read_like_the_model_itself() -> None:
+    params = {"api_base": "http://h/v1/chat/completions", "api_key": "x"}
+    literal = parse(entry("vllm/x", **params), {})
+    assert "model_list[0].litellm_params.api_base: the API route" in literal.warnings[0]
+    environ = {"MODEL": "vllm/x", "MODE": "batch", "STRATEGY": "latency-based-routing"}
+    assert parse(entry("os.environ/MODEL", **params), environ).config == literal.config
+    with pytest.raises(ConfigError, match=r"unknown key `max_paralel` \(did you mean `max_parallel_requests`"):
+        parse(entry("os.environ/MODEL", **params, max_paralel=3), environ)
+    # The same applies to other values that decide how the file is read.
+    skipped = {**entry("vllm/x", **params)["model_list"][0], "model_info": {"mode": "os.environ/MODE"}}
+    assert parse({"model_list": [skipped]}, environ).config.model_list == ()
+    raw = {**entry("vllm/x", **params), "router_settings": {"routing_strategy": "os.environ/STRATEGY"}}
+    assert parse(raw, environ).config.router_settings == literal.config.router_settings
+
+
 def test_errors_name_positions_in_the_file_behind_entries_that_were_left_out() -> None:
     other = {"guardrail_name": "a", "litellm_params": {"guardrail": "aporia", "mode": "pre_call"}}
     words = {"guardrail": "litellm_content_filter", "mode": "pre_call", "blocked_words": [{"keyword": "x"}]}

@@ -177,7 +177,7 @@ class _Reading:
         more: dict[str, object] = {}
         # litellm has options for each provider, so unknown keys of an entry that litellm serves are passed to litellm.
         raw = self._with_canonical_keys(raw, model, path)
-        handed = model is LitellmParams and is_of_litellm(raw.get("model"))
+        handed = model is LitellmParams and is_of_litellm(self.references.peeked(raw.get("model")))
         for key, value in raw.items():
             key_path = f"{path}.{key}" if path else str(key)
             # In this section, any key is valid, because keys are names of variables. References in its values are not
@@ -198,7 +198,7 @@ class _Reading:
             elif key not in model.model_fields:
                 if self._is_protective(_general(path), str(key), key_path, value, tuple(model.model_fields)):
                     effective[str(key)] = value
-            elif (why := default_reason(_general(path), str(key), value)) is not None:
+            elif (why := default_reason(_general(path), str(key), self.references.peeked(value))) is not None:
                 self.warnings.append(f"{key_path}: `{value}` {why}")
             # YAML parses a key without a value as null. Such a key is treated as missing, unless null is a valid value.
             elif value is not None or _may_be_empty(model, str(key)):
@@ -314,7 +314,7 @@ class _Reading:
         if self._is_true(info.get("blocked")):
             self.warnings.append(f"{path}.model_info.blocked: the entry is blocked and gets no requests")
             return False
-        if (mode := info.get("mode")) not in UNSERVED:
+        if (mode := self.references.peeked(info.get("mode"))) not in UNSERVED:
             return True
         self.warnings.append(f"{path}.model_info.mode: `{mode}` is not supported; the entry is skipped")
         return False
