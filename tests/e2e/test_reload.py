@@ -141,6 +141,11 @@ async def test_settings_that_need_a_restart_are_reported(tmp_path: Path) -> None
         await stage.reload(stage.config(stage.old, unisono={"max_connections": 7, "write_timeout_s": 8}))
         for key in ("max_connections", "write_timeout_s"):
             assert f"unisono.{key}: the change takes effect after a restart" in stage.gateway.log
+        # They still differ from the values in effect.
+        await stage.reload(stage.config(stage.old, unisono={"max_connections": 7}))
+        assert stage.gateway.log.count("unisono.max_connections: the change takes effect") == 2
+        await stage.reload(stage.config(stage.old))
+        assert stage.gateway.log.count("takes effect after a restart") == 3
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.e2e.processes import children, holdings, lives
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
 from unisono.harmony.encoding import load_encoding
+from unisono.server.supervisor import LEAVING_S
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,6 +36,15 @@ class Team:
     supervisor: Replica
     fake: FakeVllm
     session: aiohttp.ClientSession
+    config: dict[str, Any]
+
+    def reload(self, **settings: Any) -> None:
+        self.supervisor.write({**self.config, "unisono": {**self.config["unisono"], **settings}})
+        self.supervisor.signal(signal.SIGHUP)
+
+    async def replace(self, worker: int) -> None:
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: len(self.workers) == 2 and worker not in self.workers)
 
     @property
     def workers(self) -> list[int]:
@@ -49,17 +59,17 @@ class Team:
 
 
 @asynccontextmanager
-async def team(folder: Path, **script: Any) -> AsyncIterator[Team]:
+async def team(folder: Path, unisono: Mapping[str, Any] = {}, **script: Any) -> AsyncIterator[Team]:
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(tokens=ANSWER, **script))
-        config = config_of(f"vllm@{fake.url}", store={"url": f"sqlite://{folder}/state.db"})
+        config = config_of(f"vllm@{fake.url}", store={"url": f"sqlite://{folder}/state.db"}, unisono=dict(unisono))
         supervisor = await stack.enter_async_context(replica(folder, config, "--workers", "2"))
         # A new connection for each request.
         connector = aiohttp.TCPConnector(force_close=True)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         workers = children(supervisor.pid)
         try:
-            yield Team(supervisor, fake, session)
+            yield Team(supervisor, fake, session, config)
         finally:
             for worker in workers:
                 with suppress(ProcessLookupError):
@@ -107,6 +117,64 @@ async def test_a_dead_worker_is_replaced_while_the_other_answers(tmp_path: Path)
         await until(lambda: second not in workers_team.workers)
         async with asyncio.timeout(TIMEOUT_S):
             assert "la la" in await workers_team.chat()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_after_a_rejected_reload_uses_the_old_configuration(tmp_path: Path) -> None:
+    used = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = f"127.0.0.1:{used.sockets[0].getsockname()[1]}"
+    async with used, team(tmp_path) as workers_team:
+        workers_team.reload(metrics_listen=address)
+        await workers_team.supervisor.logged("the configuration was not reloaded: unisono.metrics_listen", 2)
+        for worker in workers_team.workers:
+            await workers_team.replace(worker)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert "la la" in await workers_team.chat()
+        assert workers_team.supervisor.log.count("another one is started") == 2
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_after_a_reload_uses_the_new_configuration(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team:
+        workers_team.reload(max_body_bytes=10)
+        await workers_team.supervisor.logged("the configuration was reloaded", 2)
+        for worker in workers_team.workers:
+            await workers_team.replace(worker)
+        url = f"{workers_team.supervisor.url}/v1/chat/completions"
+        async with asyncio.timeout(TIMEOUT_S), workers_team.session.post(url, json=CHAT) as response:
+            assert response.status == 413
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_during_a_reload_gets_the_new_configuration(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team:
+        first, second = workers_team.workers
+        for worker in (first, second):
+            os.kill(worker, signal.SIGSTOP)
+        workers_team.reload(max_body_bytes=10, max_connections=7)
+        # The supervisor logs this when it sends the configuration.
+        await workers_team.supervisor.logged("takes effect after a restart")
+        await workers_team.replace(second)
+        os.kill(first, signal.SIGCONT)
+        await workers_team.supervisor.logged("the configuration was reloaded", 2)
+        await workers_team.replace(first)
+        url = f"{workers_team.supervisor.url}/v1/chat/completions"
+        async with asyncio.timeout(TIMEOUT_S), workers_team.session.post(url, json=CHAT) as response:
+            assert response.status == 413
+
+
+@pytest.mark.slow
+async def test_a_reload_does_not_shorten_the_grace_period_of_running_workers(tmp_path: Path) -> None:
+    tokens_s = (LEAVING_S + 5) / 40
+    async with team(tmp_path, {"shutdown_grace_s": 60}, per_chunk=1, delay_s=tokens_s) as workers_team:
+        workers_team.reload(shutdown_grace_s=1)
+        await workers_team.supervisor.logged("unisono.shutdown_grace_s: the change takes effect after a restart")
+        await workers_team.supervisor.logged("the configuration was reloaded", 2)
+        task = asyncio.ensure_future(workers_team.chat(stream=True))
+        await until(lambda: workers_team.fake.requests)
+        workers_team.supervisor.signal(signal.SIGTERM)
+        assert (await task).endswith("data: [DONE]\n\n")
+        assert await workers_team.supervisor.ended() == 0
 
 
 @pytest.mark.slow

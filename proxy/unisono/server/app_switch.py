@@ -136,12 +136,9 @@ class AppSwitch:
         error, the current application stays.
         """
         async with self._replacing:
-            before = self.gateway.config
+            config = keep_start_settings(config, self._config)
             await self._replace(config, self.gateway.models, PROBE_PATIENCE_S)
             self._config = config
-        for key in AT_START:
-            if getattr(before.unisono, key) != getattr(config.unisono, key):
-                log.warning("unisono.%s: the change takes effect after a restart", key)
         log.info("the configuration was reloaded")
 
     async def _replace(self, config: Config, models: StoredModels, settling_s: float) -> None:
@@ -337,6 +334,14 @@ class AppSwitch:
 
 def _is_stream(head: Message) -> bool:
     return MutableHeaders(scope=head).get("content-type", "").startswith("text/event-stream")
+
+
+def keep_start_settings(config: Config, current: Config) -> Config:
+    """Return `config` with the values of `AT_START` in `current`, and log which of them differ."""
+    kept = {key: value for key in AT_START if (value := getattr(current.unisono, key)) != getattr(config.unisono, key)}
+    for key in kept:
+        log.warning("unisono.%s: the change takes effect after a restart", key)
+    return config.model_copy(update={"unisono": config.unisono.model_copy(update=kept)}) if kept else config
 
 
 def log_rejected_reload(error: Exception) -> None:

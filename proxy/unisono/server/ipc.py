@@ -23,8 +23,9 @@ LENGTH_BYTES = 8
 class Serve:
     """Message to a worker: serve new requests with this configuration.
 
-    `share` is the number of workers, and `place` the number of this worker, from 0. `address`, `remarks` and
-    `key_variable` are for the startup screen.
+    `share` is the number of workers, and `place` the number of this worker, from 0. `reload` is the number of the
+    reload that read the configuration, and 0 for the start. `address`, `remarks` and `key_variable` are for the startup
+    screen.
     """
 
     config: Config
@@ -32,6 +33,7 @@ class Serve:
     address: str
     remarks: tuple[str, ...] = ()
     place: int = 0
+    reload: int = 0
     key_variable: str = MASTER_KEY_VARIABLE
 
 
@@ -42,7 +44,14 @@ class Up:
     screen: tuple[str, ...]
 
 
-Message: TypeAlias = Serve | Up
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Message from a worker whose new requests now use the configuration of `order`."""
+
+    order: Serve
+
+
+Message: TypeAlias = Serve | Up | Accepted
 
 
 def to_bytes(message: Message) -> bytes:

@@ -34,9 +34,11 @@ from typing import IO
 
 from unisono.config import Config
 from unisono.errors import ConfigError
+from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import NOT_RUNNING, Loads
-from unisono.server.app_switch import log_rejected_reload
-from unisono.server.ipc import Serve, Up, next_message, to_bytes
+from unisono.server.app_switch import keep_start_settings, log_rejected_reload
+from unisono.server.ipc import Accepted, Serve, Up, next_message, to_bytes
 
 # Pauses before a restart, in seconds, by the number of consecutive short runs. After that, the last pause is used.
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -57,6 +59,12 @@ class WorkerProcess:
     process: asyncio.subprocess.Process
     writer: asyncio.StreamWriter
     hearing: asyncio.Task[None]
+    # Number of the reload whose configuration was sent last.
+    reload: int
+
+    def send(self, order: Serve, place: int) -> None:
+        self.reload = order.reload
+        self.writer.write(to_bytes(replace(order, place=place)))
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -68,6 +76,9 @@ class Supervisor:
 
     `order` is the first message to each worker, except that each worker gets its own `place` (its number, from 0).
     `read_again` returns the new configuration for a reload, or raises ConfigError. `show` prints the startup screen.
+
+    A new configuration becomes the one of new workers when a running worker has accepted it: only the start of an
+    application finds some errors, such as an address in use.
     """
 
     def __init__(
@@ -90,8 +101,11 @@ class Supervisor:
         # Startup screens by place, of the workers that have started to serve.
         self._ready_workers: dict[int, tuple[str, ...]] = {}
         self._has_served = False
+        # Places of the workers that serve now.
+        self._serving: set[int] = set()
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
+        self._reload_count = 0
 
     async def run(self) -> bool:
         """Run until a signal ends all workers. Return whether any worker has started to serve."""
@@ -159,6 +173,7 @@ class Supervisor:
             self._forget(place)
             worker.writer.close()
             await worker.hearing
+            self._serving.discard(place)
 
     def _forget(self, place: int) -> None:
         """Delete the live gauges of a worker that has exited.
@@ -187,14 +202,19 @@ class Supervisor:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        writer.write(to_bytes(replace(self._order, place=place)))
-        return WorkerProcess(process, writer, asyncio.create_task(self._read_messages(place, reader)))
+        hearing = asyncio.create_task(self._read_messages(place, reader))
+        worker = WorkerProcess(process, writer, hearing, self._order.reload)
+        worker.send(self._order, place)
+        return worker
 
     async def _read_messages(self, place: int, reader: asyncio.StreamReader) -> None:
         while (message := await next_message(reader)) is not None:
             if isinstance(message, Up):
+                self._serving.add(place)
                 self._ready_workers[place] = message.screen
-                # The screen says that the gateway serves, so it is printed when the last worker has started.
+            elif isinstance(message, Accepted):
+                self._adopt(message.order)
+            # The screen says that the gateway serves, so it is printed when the last worker has started.
             if not self._has_served and len(self._ready_workers) == self._order.share:
                 self._has_served = True
                 self._show(self._ready_workers[min(self._ready_workers)])
@@ -216,6 +236,25 @@ class Supervisor:
             except ConfigError as error:
                 log_rejected_reload(error)
                 return
-            self._order = replace(self._order, config=config)
-            for place, worker in self._workers.items():
-                worker.writer.write(to_bytes(replace(self._order, place=place)))
+            self._reload_count += 1
+            config = keep_start_settings(config, self._order.config)
+            order = replace(self._order, config=config, reload=self._reload_count)
+            if self._ready_workers and not self._serving:
+                # No worker can accept the configuration, perhaps because all fail with the current one.
+                self._adopt(order)
+            self._send(order)
+
+    def _adopt(self, order: Serve) -> None:
+        """Use the configuration of `order` for all workers that start from now on."""
+        if order.reload <= self._order.reload:
+            return
+        self._order = order
+        settings = order.config.unisono
+        start_logging(settings.log_level, secrets_of(order.config), log_format=settings.log_format)
+        # A worker that started during the reload has the previous configuration.
+        self._send(order)
+
+    def _send(self, order: Serve) -> None:
+        for place, worker in self._workers.items():
+            if worker.reload < order.reload:
+                worker.send(order, place)

@@ -20,7 +20,7 @@ from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
-from unisono.server.ipc import Serve, Up, first_message, next_message, to_bytes
+from unisono.server.ipc import Accepted, Serve, Up, first_message, next_message, to_bytes
 from unisono.server.server import GatewayServer, connection_limit, server_config
 from unisono.server.startup_screen import screen_lines
 
@@ -29,7 +29,7 @@ class Worker:
     """Gateway of a worker process, which the supervisor configures by messages.
 
     The worker starts with the configuration in `order`, the first message. With each further message, it reloads its
-    configuration.
+    configuration, and reports if the reload succeeded.
     """
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
@@ -47,18 +47,19 @@ class Worker:
             place=AcceptingProcess(loads, order.place, connection_limit(order.config, order.share)),
         )
         self._orders_task: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
 
     def run(self, listener: socket.socket) -> None:
         self._server.run(sockets=[listener])
 
     async def _report_started(self, gateway: Gateway) -> None:
-        reader, writer = await asyncio.open_unix_connection(sock=self._channel)
-        writer.write(
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._channel)
+        self._writer.write(
             to_bytes(
                 Up(tuple(screen_lines(gateway, self._order.address, self._order.remarks, self._order.key_variable)))
             )
         )
-        self._orders_task = asyncio.create_task(self._follow_orders(reader, writer), name="orders")
+        self._orders_task = asyncio.create_task(self._follow_orders(reader, self._writer), name="orders")
 
     async def _follow_orders(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while isinstance(order := await next_message(reader), Serve):
@@ -69,7 +70,10 @@ class Worker:
             self._server.start_shutdown(notice=True)
 
     async def _reload(self) -> None:
-        await self._switch.reload(self._order.config)
+        order = self._order
+        await self._switch.reload(order.config)
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(to_bytes(Accepted(order)))
 
 
 def main() -> int:
