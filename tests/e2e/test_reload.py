@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
 from tests.e2e.gateway import config_of
 from tests.e2e.hooked import install
@@ -146,6 +147,24 @@ async def test_settings_that_need_a_restart_are_reported(tmp_path: Path) -> None
         assert stage.gateway.log.count("unisono.max_connections: the change takes effect") == 2
         await stage.reload(stage.config(stage.old))
         assert stage.gateway.log.count("takes effect after a restart") == 3
+
+
+@pytest.mark.slow
+async def test_a_new_size_limit_of_requests_applies_to_new_websockets(tmp_path: Path) -> None:
+    async with running_stage(tmp_path) as stage:
+        url = stage.gateway.url.replace("http", "ws", 1) + "/v1/responses"
+        request = json.dumps({"type": "response.create", "model": "gpt-oss", "input": "word " * 2000})
+        for max_bytes, is_too_big in ((5_000, True), (100_000, False)):
+            await stage.reload(stage.config(stage.old, unisono={"max_body_bytes": max_bytes}))
+            async with connect(url) as socket, asyncio.timeout(10):
+                await socket.send(request)
+                if is_too_big:
+                    with pytest.raises(ConnectionClosedError) as closed:
+                        await socket.recv()
+                    assert closed.value.rcvd is not None
+                    assert closed.value.rcvd.code == 1009
+                else:
+                    assert json.loads(await socket.recv())["type"] == "response.created"
 
 
 @pytest.mark.slow
