@@ -492,6 +492,38 @@ def test_import_writes_the_store_of_litellms_redis(tmp_path: Path, sections: dic
     assert ("store.url: set REDIS_URL" in text) is (url == "os.environ/REDIS_URL")
 
 
+FROM_VARIABLES: dict[str, Any] = {
+    "guardrails": [
+        {
+            "guardrail_name": "a",
+            "litellm_params": {
+                "guardrail": "litellm_content_filter",
+                "mode": "os.environ/A",
+                "blocked_words": [{"keyword": "x"}],
+            },
+        }
+    ],
+    "mcp_servers": {"docs": {"url": "os.environ/A", "transport": "os.environ/B"}},
+    "litellm_settings": {"budget_duration": "os.environ/A", "timezone": "os.environ/B"},
+    "general_settings": {"master_key": "os.environ/A"},
+    "unisono": {"salt_key": "os.environ/A", "cors_origins": ["os.environ/C"]},
+}
+
+
+@pytest.mark.parametrize("section", FROM_VARIABLES)
+def test_import_accepts_a_variable_for_every_kind_of_value(tmp_path: Path, section: str) -> None:
+    source = tmp_path / "theirs.yaml"
+    # The hint about the generic server is still given.
+    model = entry("openai/openai/gpt-oss-20b", api_base="http://h:8000/v1", api_key="none")
+    source.write_text(yaml.safe_dump({**model, section: FROM_VARIABLES[section]}))
+    text = imported(source)
+    assert yaml.safe_load(text)[section] == FROM_VARIABLES[section]
+    assert "write the backend kind of the server" in text
+    source.write_text(yaml.safe_dump({**model, section: FROM_VARIABLES[section], "credential_list": 3}))
+    with pytest.raises(ConfigError, match=r"\Acredential_list: [^\n]*\Z"):
+        imported(source)
+
+
 def test_import_writes_the_kind_of_a_generic_server(tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
     source.write_text(yaml.safe_dump(entry("openai/openai/gpt-oss-20b", api_base="http://h:8000/v1", api_key="none")))

@@ -7,7 +7,7 @@ references. So no secret is read from the environment or written to the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,12 +18,14 @@ from unisono.config.config_file import read
 from unisono.config.environment import ENVIRONMENT_PREFIX
 from unisono.config.load import effective_part, parse
 from unisono.config.model_settings import KIND_ALIASES
+from unisono.errors import ConfigError
 
 HEAD: Final = "# Converted from a LiteLLM configuration by `unisono import-litellm`."
 LEFT_OUT: Final = "# Settings without effect, left out:"
 TO_SEE: Final = "# Settings to review:"
 TRANSLATED: Final = "# Settings with another form here:"
-_NAMED: Final = re.compile(rf"{ENVIRONMENT_PREFIX}([^\s\"',}}\]]+)")
+# Values for required keys that accept no arbitrary text, by section and key.
+SAMPLES: Final = {("mcp_servers", "url"): "https://example.com", ("guardrails", "mode"): "pre_call"}
 
 
 def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
@@ -52,16 +54,61 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
                 "store.url: set REDIS_URL to redis://:PASSWORD@HOST:PORT, because a value cannot join variables"
             )
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
-    # Validate the result in the same way as at startup, with a value for every environment variable.
-    loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"), keeps_protective=True)
+    warnings = _startup_warnings(yaml.safe_load(text))
     # A warning that the result causes too is listed only under the settings to review.
-    left_out = tuple(line for line in left_out if line not in loaded.warnings)
+    left_out = tuple(line for line in left_out if line not in warnings)
     notes = (
         *_comment_block(LEFT_OUT, left_out),
         *_comment_block(TRANSLATED, tuple(translated)),
-        *_comment_block(TO_SEE, loaded.warnings),
+        *_comment_block(TO_SEE, warnings),
     )
     return "\n".join([HEAD, *notes, text])
+
+
+def _startup_warnings(tree: object) -> tuple[str, ...]:
+    """Return the warnings that the parsed result will cause at startup.
+
+    Raises ConfigError for errors that do not depend on environment variables, whose values are unknown here.
+    """
+    references = dict(_references(tree, ""))
+    environ = dict.fromkeys((each.removeprefix(ENVIRONMENT_PREFIX) for each in references.values()), "1")
+    rejected: set[str] = set()
+    while True:
+        try:
+            return parse(_with_samples(tree, rejected, ""), environ, keeps_protective=True).warnings
+        except ConfigError as error:
+            # The value of a variable may also be read as a list, and the error is about an element.
+            paths = {message.partition(":")[0] for message in error.messages}
+            paths |= {path.removesuffix("[0]") for path in paths}
+            if paths & references.keys() <= rejected:
+                raise
+            rejected |= paths & references.keys()
+
+
+def _parts(value: object, path: str) -> list[tuple[Any, object, str]]:
+    """Return the keys or indices in `value`, each with its value and path."""
+    if isinstance(value, Mapping):
+        return [(key, inner, f"{path}.{key}" if path else str(key)) for key, inner in value.items()]
+    return [(i, inner, f"{path}[{i}]") for i, inner in enumerate(value)] if isinstance(value, list) else []
+
+
+def _references(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths of all references to environment variables, with the references."""
+    if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
+        yield path, value
+    for _, inner, inner_path in _parts(value, path):
+        yield from _references(inner, inner_path)
+
+
+def _with_samples(value: object, paths: Container[str], path: str) -> object:
+    """Return `value` with a sample at each of `paths`, or without it if there is no sample."""
+    kept = {}
+    for key, inner, inner_path in _parts(value, path):
+        if inner_path not in paths:
+            kept[key] = _with_samples(inner, paths, inner_path)
+        elif (sample := SAMPLES.get((re.split(r"\W", path)[0], key))) is not None:
+            kept[key] = sample
+    return kept if isinstance(value, Mapping) else [*kept.values()] if isinstance(value, list) else value
 
 
 def own_servers(path: Path) -> list[str]:
