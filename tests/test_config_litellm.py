@@ -476,6 +476,12 @@ def test_answer_modes_match_the_page() -> None:
             "rediss://:a%2Fb@cache:6379/0",
         ),
         (
+            {"litellm_settings": {"cache_params": {"host": "cache", "username": "a@b", "password": "c", "ssl": "no"}}},
+            "redis://a%40b:c@cache:6379/0",
+        ),
+        ({"litellm_settings": {"cache_params": {"host": "cache", "username": "os.environ/U"}}}, "os.environ/REDIS_URL"),
+        ({"router_settings": {"redis_host": "cache", "redis_ssl": "os.environ/TLS"}}, "os.environ/REDIS_URL"),
+        (
             {"router_settings": {"redis_host": "os.environ/REDIS_HOST", "redis_port": "os.environ/REDIS_PORT"}},
             "os.environ/REDIS_URL",
         ),

@@ -51,7 +51,8 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
         translated.append("store.url: the Redis of LiteLLM's cache or router")
         if url == REDIS_VARIABLE:
             translated.append(
-                "store.url: set REDIS_URL to redis://:PASSWORD@HOST:PORT, because a value cannot join variables"
+                "store.url: set REDIS_URL to redis://USER:PASSWORD@HOST:PORT (rediss:// for TLS), because a value "
+                "cannot join variables"
             )
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     warnings = _startup_warnings(yaml.safe_load(text))
@@ -161,13 +162,14 @@ def _store_url(raw: object) -> str | None:
             return url
         if not isinstance(host, str):
             continue
-        parts = [values.get(f"{prefix}{name}") for name in ("port", "password", "db")]
+        parts = [values.get(f"{prefix}{name}") for name in ("port", "db", "username", "password", "ssl")]
         if any(isinstance(part, str) and part.startswith(ENVIRONMENT_PREFIX) for part in (host, *parts)):
             return REDIS_VARIABLE
-        port, password, database = parts
-        secret = f":{quote(str(password), safe='')}@" if password else ""
-        scheme = "rediss" if values.get(f"{prefix}ssl") else "redis"
-        return f"{scheme}://{secret}{host}:{port or 6379}/{database or 0}"
+        port, database, user, password, ssl = parts
+        credentials = quote(str(user or ""), safe="") + (f":{quote(str(password), safe='')}" if password else "")
+        # LiteLLM reads these texts as true too.
+        scheme = "rediss" if str(ssl).lower() in {"true", "1", "yes"} else "redis"
+        return f"{scheme}://{credentials}{'@' if credentials else ''}{host}:{port or 6379}/{database or 0}"
     return None
 
 
