@@ -22,6 +22,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
+from unisono.cli.serve import address_of, listen
 from unisono.core.deployments import DeploymentState
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.redaction import passwords_of
@@ -366,6 +367,25 @@ def test_store_passwords_are_found_in_every_url_form(url: str, passwords: set[st
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the machine has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "name", "others"),
+    [
+        ("::", "127.0.0.1", ("127.0.0.1", "::1")),
+        ("::0", "127.0.0.1", ("127.0.0.1", "::1")),
+        ("0.0.0.0", "127.0.0.1", ("127.0.0.1",)),
+        ("::1", "[::1]", ("::1",)),
+        ("localhost", "localhost", ("127.0.0.1",)),
+    ],
+)
+def test_the_printed_address_leads_to_the_listener(host: str, name: str, others: Sequence[str]) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert address_of(listener, host) == f"http://{name}:{port}"
+        for address in (name.strip("[]"), *others):
+            socket.create_connection((address, port), timeout=TIMEOUT_S).close()
+
+
 def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]")

@@ -175,7 +175,9 @@ def listen(host: str, port: int) -> socket.socket:
     host = "127.0.0.1" if host == "localhost" else host
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        # `::` means all addresses. uvicorn refuses IPv4 clients there with one worker, but not with several.
+        is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
     except socket.gaierror as error:
         raise click.ClickException(
             f"{host} is not an address of this machine ({error.strerror}); choose another --host"
@@ -190,7 +192,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def address_of(listener: socket.socket, host: str) -> str:
     """Return the URL at which clients on this machine reach the gateway."""
-    port = listener.getsockname()[1]
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+    bound, port = listener.getsockname()[:2]
+    if bound == "0.0.0.0":  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
+    elif bound == "::":
+        host = "::1" if listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) else "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
