@@ -235,6 +235,10 @@ def test_network_policy_and_ingress_lead_to_the_gateway() -> None:
     assert policy["podSelector"]["matchLabels"] == chart["Deployment"]["spec"]["selector"]["matchLabels"]
     [container] = chart["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert policy["ingress"][0]["ports"][0]["port"] in {port["name"] for port in container["ports"]}
+    # The job for the first key is a client too, whatever the other clients are.
+    [other, job] = policy["ingress"][0]["from"]
+    assert other == {"namespaceSelector": {"matchLabels": {"team": "search"}}}
+    assert job == {"podSelector": {"matchLabels": chart["Job"]["spec"]["template"]["metadata"]["labels"]}}
     [rule] = chart["Ingress"]["spec"]["rules"]
     service = rule["http"]["paths"][0]["backend"]["service"]
     assert service["name"] == chart["Service"]["metadata"]["name"]

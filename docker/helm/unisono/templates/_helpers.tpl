@@ -3,6 +3,11 @@ app.kubernetes.io/name: unisono
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "unisono.firstKeySelector" -}}
+app.kubernetes.io/name: unisono-first-key
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "unisono.labels" -}}
 {{ include "unisono.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
