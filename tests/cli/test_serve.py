@@ -367,6 +367,28 @@ def test_store_passwords_are_found_in_every_url_form(url: str, passwords: set[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_gateway_without_standard_error_serves(workers: int, tmp_path: Path) -> None:
+    with BackendThread() as fake:
+        config = tmp_path / "config.json"
+        params = {"model": "vllm/tiny", "api_base": fake.url}
+        store = {"url": f"sqlite://{tmp_path}/state.db"}
+        config.write_text(
+            json.dumps({"model_list": [{"model_name": "gpt-oss-test", "litellm_params": params}], "store": store})
+        )
+        command = f"exec {UNISONO} serve --port 0 --config {config} --workers {workers} 2>&-"
+        process = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+        try:
+            gateway = RunningGateway(process)
+            with send_chat(gateway.url) as response:
+                assert response.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert gateway.wait(within_s=TIMEOUT_S)[0] == 0
+        finally:
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the machine has no IPv6")
 @pytest.mark.parametrize(
     ("host", "name", "others"),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from unisono.cli.terminal import occupy_closed_streams
 from unisono.core.json_syntax import is_well_formed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -126,6 +127,7 @@ class CommandGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line. Interrupts and failed output cause no traceback."""
+        occupy_closed_streams()
         try:
             return super().main(*args, **kwargs)
         except KeyboardInterrupt:

@@ -6,8 +6,11 @@ import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
+
+STDERR = 2
 
 
 def harmless(text: str) -> str:
@@ -24,6 +27,18 @@ def on_one_line(text: str) -> str:
 def has_colour() -> bool:
     """Return True if standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def occupy_closed_streams() -> None:
+    """Open `os.devnull` for each standard stream that is closed, here and in child processes.
+
+    Otherwise, the next socket or file would become a standard stream, and the log would be written to it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the process ends
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, numbers_from: int | None = None) -> Iterator[str]:
