@@ -22,11 +22,13 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
+from unisono.app import build
 from unisono.cli.serve import address_of, listen
+from unisono.config import parse
 from unisono.core.deployments import DeploymentState
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.redaction import passwords_of
-from unisono.server.startup_screen import STATES, curl_line
+from unisono.server.startup_screen import STATES, curl_line, screen_lines
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))
 KEY = "sk-planted-canary"
@@ -150,6 +152,21 @@ def test_serve_without_a_configuration_answers_requests() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("has_chat", [True, False])
+def test_the_curl_command_names_a_model_that_generates_text(has_chat: bool) -> None:
+    entries = [
+        {
+            "model_name": "bge",
+            "litellm_params": {"model": "vllm/bge", "api_base": "http://h"},
+            "model_info": {"mode": "embedding"},
+        },
+        {"model_name": "gpt-oss", "litellm_params": {"model": "replay/demo"}},
+    ]
+    raw = {"model_list": entries if has_chat else entries[:1], "store": {"url": "memory://"}}
+    screen = "\n".join(screen_lines(build(parse(raw, {}).config).state.gateway, "http://x", ()))
+    assert ('{"model": "gpt-oss"' in screen, "curl" in screen) == (has_chat, has_chat)
 
 
 def test_a_model_name_with_quotes_is_escaped_in_the_curl_command() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from unisono.bootstrap.gateway import Gateway
 from unisono.config.environment import MASTER_KEY_VARIABLE
 from unisono.core.deployments import DeploymentState
+from unisono.core.passthrough_request import ModelMode
 
 STATES: Final[Mapping[DeploymentState, str]] = {
     DeploymentState.READY: "ready",
@@ -38,7 +39,7 @@ def screen_lines(
         for deployment in deployments:
             status = states[deployment.name]
             lines.append(f"    {deployment.name}: {STATES[status.state]}")
-    names = [name for name, _ in gateway.catalogue.listed()]
+    names = [name for name, model in gateway.catalogue.listed() if model.mode is ModelMode.CHAT]
     if names:
         lines += ["", "Try it:", "", f"  {curl_line(address, names[0], key_variable if _keyed(gateway) else '')}"]
     lines += ["", "Ctrl-C stops the gateway."]
