@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>" + "la " * 40 + "<|return|>")
 CHAT: dict[str, Any] = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+IDLE = 'unisono_requests_in_flight{model="gpt-oss"} 0.0'
 TIMEOUT_S = 20.0
 
 
@@ -161,6 +162,25 @@ async def test_a_worker_that_starts_during_a_reload_gets_the_new_configuration(t
         url = f"{workers_team.supervisor.url}/v1/chat/completions"
         async with asyncio.timeout(TIMEOUT_S), workers_team.session.post(url, json=CHAT) as response:
             assert response.status == 413
+
+
+@pytest.mark.slow
+async def test_metrics_that_a_reload_enables_leave_out_crashed_workers(tmp_path: Path) -> None:
+    async with team(tmp_path, {"metrics": False}, per_chunk=1, delay_s=1.0) as workers_team:
+        workers_team.reload(metrics=True)
+        await workers_team.supervisor.logged("the configuration was reloaded", 2)
+        running = asyncio.ensure_future(workers_team.chat(stream=True))
+        await until(lambda: workers_team.fake.requests)
+        for worker in workers_team.workers:
+            await workers_team.replace(worker)
+        with pytest.raises(aiohttp.ClientError):
+            await running
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            workers_team.session.get(f"{workers_team.supervisor.url}/metrics") as response,
+        ):
+            lines = (await response.text()).splitlines()
+        assert [line for line in lines if line.startswith("unisono_requests_in_flight{")] in ([], [IDLE])
 
 
 @pytest.mark.slow

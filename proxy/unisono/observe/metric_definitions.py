@@ -12,7 +12,7 @@ import operator
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Final, Self, TypeVar
 
@@ -34,10 +34,12 @@ FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 WHOLE_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
+@cache
 def share_values(place: int) -> None:
     """Store values where other workers can read them; `place` is the number of this worker.
 
-    Call this function before the process creates any metric.
+    Call this function before the process creates any metric. Further calls have no effect: a second object for the
+    values would write to the same files.
     """
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 

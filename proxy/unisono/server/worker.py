@@ -71,6 +71,8 @@ class Worker:
 
     async def _reload(self) -> None:
         order = self._order
+        # Metrics may have been off until now.
+        share_metrics(order.config, order.place)
         await self._switch.reload(order.config)
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(to_bytes(Accepted(order)))
