@@ -51,8 +51,20 @@ async def test_a_key_is_created_listed_changed_rotated_and_revoked(admin: AdminC
     revoked = await run(admin, "revoke", key["token"])
     assert revoked.exit_code == 0, revoked.output
     await becomes(admin, secret, 401)
+    row = (await run(admin, "list")).stdout.splitlines()[1].split()
+    assert row[:4] == [key["token"], "CI", key["token"], "revoked"]
+    assert "no-default-models" not in row
     logs = (await admin.get("/audit")).body["audit_logs"]
     assert [log["action"] for log in logs] == ["deleted", "rotated", "updated", "created"]
+
+
+async def test_the_address_may_end_with_v1(admin: AdminClient) -> None:
+    await admin.made("/key/generate")
+    url = f"{admin.gateway.url}/v1/"
+    result = await asyncio.to_thread(
+        CliRunner().invoke, main, ["keys", "list", "--url", url, "--json"], env={"UNISONO_API_KEY": MASTER}
+    )
+    assert len(json.loads(result.stdout)) == 1
 
 
 async def test_long_lists_are_read_in_pages(admin: AdminClient) -> None:

@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 
 import click
 
+from unisono.api.admin.fields import NO_MODELS
 from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.cli.keyring import litellm_rows, print_imported, print_table
 from unisono.cli.param_types import MICRO, written_period
@@ -28,6 +29,8 @@ TIMEOUT_S: Final = 30.0
 PAGE_SIZE: Final = 100
 # Maximum number of keys in one import request.
 IMPORT_SIZE: Final = 100
+# States of keys as `unisono keys` calls them, if LiteLLM's status has another name.
+STATES: Final = {"deleted": "revoked", "revoked": "blocked"}
 # Fields of the API for limits, keyed by the name of the option.
 LIMIT_FIELDS: Final = {
     "rpm": "rpm_limit",
@@ -48,7 +51,7 @@ class AdminClient:
     def __init__(self, url: str, key_env: str) -> None:
         if not url.startswith(("http://", "https://")):
             raise click.BadParameter(f"{url!r} does not begin with http:// or https://", param_hint="--url")
-        self._url = url.rstrip("/")
+        self._url = url.rstrip("/").removesuffix("/v1").rstrip("/")
         self._key = os.environ.get(key_env, "")
         if not self._key:
             raise click.ClickException(f"${key_env} is not set; set it to the master key or to the key of an admin")
@@ -144,11 +147,14 @@ class RemoteKeys(AdminClient):
         print_imported(found)
 
     def _pages(self) -> Iterator[dict[str, Any]]:
-        page, pages = 1, 1
-        while page <= pages:
-            found = self.send(f"/key/list?return_full_object=true&sort_order=asc&size={PAGE_SIZE}&page={page}")
-            yield from found["keys"]
-            page, pages = page + 1, found["total_pages"]
+        # Without a status, the API leaves out revoked keys, as LiteLLM does.
+        for status in ("", "&status=deleted"):
+            page, pages = 1, 1
+            while page <= pages:
+                query = f"return_full_object=true&sort_order=asc&size={PAGE_SIZE}&page={page}{status}"
+                found = self.send(f"/key/list?{query}")
+                yield from found["keys"]
+                page, pages = page + 1, found["total_pages"]
 
     def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
         if as_json:
@@ -171,7 +177,7 @@ def to_body(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request body for options, which are named after fields of a key or its limits."""
     converted: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "name": lambda name: {"key_alias": name},
-        "models": lambda names: {"models": [] if names is None else sorted(names) or ["no-default-models"]},
+        "models": lambda names: {"models": [] if names is None else sorted(names) or [NO_MODELS]},
         "mcp_servers": lambda names: {"object_permission": {"mcp_servers": None if names is None else sorted(names)}},
         "expires_at": lambda at: {"duration": "-1" if at is None else f"{max(1, round(at - time.time()))}s"},
         "money_budget": lambda micro: {"max_budget": None if micro is None else micro / MICRO},
@@ -191,9 +197,9 @@ def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
         key["token"],
         key["key_alias"] or "-",
         key["team_id"] or key["token"],
-        key["status"],
+        STATES.get(key["status"], key["status"]),
         "never" if key["expires"] is None else str(key["expires"])[:16].replace("T", " "),
-        ",".join(key["models"]) or "all",
+        "none" if key["models"] == [NO_MODELS] else ",".join(key["models"]) or "all",
         ", ".join(_limits(key)) or "none",
         str(key["key_name"]).removeprefix("sk-"),
     )
