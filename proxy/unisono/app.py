@@ -30,7 +30,7 @@ from unisono.api.route_table import prepare_routes, provide
 from unisono.bootstrap.alerts import Alerting
 from unisono.bootstrap.api_parts import ApiParts, build_api_parts, build_failed_authentications, request_rules
 from unisono.bootstrap.background import BackgroundResponses
-from unisono.bootstrap.budgets import build_budgets, build_prices
+from unisono.bootstrap.budgets import build_budgets, build_eligible, build_prices
 from unisono.bootstrap.chat_api import DIRECT_ROUTES, chat_route
 from unisono.bootstrap.components import build_components
 from unisono.bootstrap.engine import build_engine
@@ -89,10 +89,10 @@ def build(
     harmony = build_engine(pool, hosting.host, parts, salts, library_parser=config.unisono.library_parser)
     engine = PassthroughService(harmony, pool)
     prices, zone = build_prices(config, catalogue), config.litellm_settings.zone
-    metering = Metering(engine, ledger, prices, lenient=lenient, zone=zone)
+    metering = Metering(engine, ledger, prices, build_eligible(config, catalogue), lenient=lenient, zone=zone)
     recorder = observing.recorder(config, store)
     # Quotas come before hooks, so that a request that exceeds its quota does not reach a hook.
-    budgets = build_budgets(config, catalogue, metering)
+    budgets = build_budgets(config, metering)
     gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
     # Background responses belong to no request. A shutdown does not wait for them: other processes take them over.
     writers = observing.writers(config.unisono, store)

@@ -22,7 +22,7 @@ async def test_a_lost_journal_is_charged_to_the_budgets_of_key_team_and_user() -
     accounts = [Account("a", "key_a"), *shared]
     async with ring("memory://") as keys:
         ledger = UsageLedger(keys.store, held_s=30.0)
-        metering = Metering(cast("GenerationService", None), ledger, PriceList())
+        metering = Metering(cast("GenerationService", None), ledger, PriceList(), lambda _: frozenset())
         # Another process that fails on the same response charges nothing more.
         for _ in range(2):
             metering.charge_journal(caller, "gone", "resp_a", tuple(range(20)))

@@ -73,24 +73,23 @@ class PriceList:
     """Prices of deployments, and price ceilings of models.
 
     `of_deployment` has the prices of each deployment, by its public name. `of_model` has the highest prices of the
-    deployments of each model. `ceilings` has, for each requested model, the highest prices of all deployments that may
-    answer, including those of fallback models. The highest price is determined for each unit separately.
+    deployments of each model. `ceilings` has, for each requested model, the highest prices of its own deployments and
+    of those of its fallback models. The highest price is determined for each unit separately.
     """
 
     of_deployment: Mapping[str, Price] = field(default_factory=dict)
     of_model: Mapping[str, Price] = field(default_factory=dict)
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
-    def ceiling(self, *models: str) -> Price:
-        """Return the highest prices of all deployments that may answer for one of the models."""
-        if len(models) == 1:
-            return self.ceilings.get(models[0], FREE)
-        return _highest(*(self.ceilings.get(model, FREE) for model in models))
+    def highest(self, deployments: Iterable[str]) -> Price:
+        """Return the highest prices of these deployments."""
+        # Few different prices are left, so the loop over the units is short.
+        return _highest(*{self.of_deployment.get(name, FREE) for name in deployments})
 
     def settled(self, model: str, deployment: str) -> Price:
         """Return the price of `deployment`, or the ceiling of `model` if that price is unknown."""
         price = self.of_deployment.get(deployment)
-        return self.ceiling(model) if price is None else price
+        return self.ceilings.get(model, FREE) if price is None else price
 
     def unit_cost(self, model: str, steps: Iterable[StepDone]) -> int:
         """Return the cost of all units other than tokens, in micro-USD.
@@ -123,7 +122,9 @@ def price_list(
 
 
 def _highest(*prices: Price) -> Price:
-    return Price(*(max(getattr(price, name) for price in prices) for name in Price.__slots__))
+    if len(prices) == 1:
+        return prices[0]
+    return Price(*(max((getattr(price, name) for price in prices), default=0) for name in Price.__slots__))
 
 
 def _price(entry: ModelEntry) -> Price:

@@ -10,8 +10,10 @@ from unisono.config import KIND_ALIASES, Config, ModelRegistry
 from unisono.config.budget_settings import to_period
 from unisono.core.budget_period import NO_PERIOD
 from unisono.core.quotas import MILLION, KeyLimits
+from unisono.core.route_protocol import RequestedRouting
 from unisono.errors import ConfigError
 from unisono.middleware.budgets import SharedBudget, SharedBudgets
+from unisono.middleware.eligible_deployments import EligibleDeployments
 from unisono.middleware.quota import Metering
 
 GATEWAY_BUDGET = "litellm_settings.max_budget"
@@ -23,25 +25,29 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
-def build_budgets(config: Config, catalogue: ModelRegistry, metering: Metering) -> SharedBudgets | None:
+def build_eligible(config: Config, catalogue: ModelRegistry) -> EligibleDeployments:
+    of_model: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for entry, name in zip(config.model_list, deployment_names(config.model_list), strict=True):
+        of_model.setdefault(entry.model_name, []).append((name, entry.litellm_params.tags))
+    rules = tag_rules(config.router_settings)
+
+    def deployments(model: str, requested: RequestedRouting) -> frozenset[str]:
+        own = of_model.get(model, [])
+        if rules is None or requested.deployment:
+            # A deployment that is selected by name may have any tags.
+            return frozenset(name for name, _ in own if requested.deployment in ("", name))
+        return frozenset(rules.select(own, requested.tags))
+
+    return EligibleDeployments(deployments, catalogue.fallback_models)
+
+
+def build_budgets(config: Config, metering: Metering) -> SharedBudgets | None:
     """Return the shared budgets, or None if no budget is configured.
 
     Raises ConfigError if a budget could have no effect.
     """
     budgets = [*_budgets(config, metering.prices)]
-    if not budgets:
-        return None
-    names = deployment_names(config.model_list)
-    of_model: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    for entry, name in zip(config.model_list, names, strict=True):
-        of_model.setdefault(entry.model_name, []).append((name, entry.litellm_params.tags))
-    rules = tag_rules(config.router_settings)
-
-    def deployments(model: str, tags: Sequence[str]) -> frozenset[str]:
-        own = of_model.get(model, [])
-        return frozenset((name for name, _ in own) if rules is None else rules.select(own, tags))
-
-    return SharedBudgets(metering, budgets, deployments, catalogue.fallback_models)
+    return SharedBudgets(metering, budgets) if budgets else None
 
 
 def _budgets(config: Config, prices: PriceList) -> Iterator[SharedBudget]:

@@ -1,6 +1,6 @@
 """Budgets that several keys share: one for the whole gateway, and one for each provider.
 
-A request reserves its highest possible price in every budget that its answer may be charged to. When the answer has
+A request reserves in each budget the highest price that its answer may be charged to this budget. When the answer has
 ended, its actual price is charged to the budgets of the deployment that answered. Deployments whose budget is spent are
 excluded from routing.
 """
@@ -8,14 +8,12 @@ excluded from routing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from secrets import token_hex
 from typing import Final
 
-from unisono.core.access import Caller
 from unisono.core.events import Finished
-from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.observer import StepDone
@@ -54,32 +52,14 @@ class SharedBudget:
 
 
 class SharedBudgets:
-    """Factory of gates that enforce shared budgets.
+    """Factory of gates that enforce shared budgets."""
 
-    `deployments(model, tags)` returns the names of the deployments that may answer a request for `model` with these
-    tags. `fallback_models` contains the configured fallbacks of each model.
-    """
-
-    def __init__(
-        self,
-        metering: Metering,
-        budgets: Sequence[SharedBudget],
-        deployments: Callable[[str, Sequence[str]], frozenset[str]],
-        fallback_models: Mapping[str, FallbackModels],
-    ) -> None:
+    def __init__(self, metering: Metering, budgets: Sequence[SharedBudget]) -> None:
         self.metering = metering
         self._budgets = tuple(budgets)
-        self._deployments = deployments
-        self._fallback_models = fallback_models
 
     def __call__(self, request: GenerationRequest) -> BudgetGate | None:
-        caller = request.origin.caller
-        others = self._fallback_models.get(request.model, FallbackModels())
-        tags: tuple[str, ...] = ()
-        if caller is not None:
-            others, tags = others.for_request(request.model, caller.routing), caller.routing.tags
-        models = (request.model, *others.fallbacks, *others.larger)
-        eligible = frozenset[str]().union(*(self._deployments(model, tags) for model in models))
+        eligible = self.metering.eligible(request)
         budgets = [budget for budget in self._budgets if budget.deployments & eligible]
         return BudgetGate(self.metering, budgets, eligible, shared_usage(request, "budgets")) if budgets else None
 
@@ -89,15 +69,30 @@ RESERVED_AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """Reservations in budgets; `spent` are the deployments whose budget is spent.
+class Reserved:
+    """Reservation `claim` in `budget`; `room` tokens may be generated, None for no maximum."""
 
-    `room` is the largest number of tokens that may be generated, None for no maximum. `narrowest` is the owner of the
-    budget that determines `room`.
+    budget: SharedBudget
+    claim: QuotaReservation
+    room: int | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if there is less room than the expected number of tokens of the answer."""
+        return self.room is not None and self.room < self.claim.expected_output
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Reservations in budgets.
+
+    `excluded` are the deployments whose budget is spent, or has too little room for the answer. `room` is the largest
+    number of tokens that may be generated, None for no maximum. `narrowest` is the owner of the budget that determines
+    `room`.
     """
 
     reserved: tuple[tuple[SharedBudget, QuotaReservation], ...]
-    spent: frozenset[str]
+    excluded: frozenset[str]
     room: int | None
     narrowest: str
 
@@ -125,19 +120,19 @@ class BudgetGate(Gate):
         self._capped_by = ""
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Reserve in each budget, and exclude the deployments whose budget is spent.
+        """Reserve in each budget, and exclude the deployments whose budget has too little room.
 
         Raises `LimitReached` if no deployment is left, and `StoreUnavailable` if the store cannot be used.
         """
         choices = self._choices
         granted = await (self._reserve(request) if choices is None else choices.admitted(request, self._reserve))
-        self._reserved, spent = granted.reserved, granted.spent
+        self._reserved, excluded = granted.reserved, granted.excluded
         # This gate is used only to compute the usage of the answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
         await self._quota.read_journal()
-        if spent:
-            request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | spent))
+        if excluded:
+            request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | excluded))
         limit = request.answer.max_tokens
         if granted.room is None:
             return request
@@ -151,36 +146,39 @@ class BudgetGate(Gate):
 
     async def _reserve(self, *requests: GenerationRequest) -> Granted:
         """Reserve in each budget for all choices of a request. Raises the errors of `admit`."""
-        whole = await self._metering.claim(Caller("", limits=self._budgets[0].limits), *requests)
-        reserved: list[tuple[SharedBudget, QuotaReservation]] = []
+        sent = await self._metering.prompt_tokens(requests, has_budget=True)
+        reserved: list[Reserved] = []
         spent: frozenset[str] = frozenset()
         refusals: list[tuple[SharedBudget, QuotaStatus]] = []
-        rooms: list[tuple[int, str]] = []
         try:
             for budget in self._budgets:
-                claim = self._claim(whole, budget)
+                account, may_pay = budget.account, budget.deployments & self._eligible
+                claim = self._metering.claim_of(requests, account, budget.limits, sent, token_hex(12), may_pay)
                 status = await self._metering.reserve(claim)
                 if status is not None and status.refused is not None:
                     spent |= budget.deployments
                     refusals.append((budget, status))
                 elif status is not None:
-                    reserved.append((budget, claim))
-                    rooms += [] if status.output is None else [(status.output, budget.owner)]
+                    reserved.append(Reserved(budget, claim, status.output))
         except BaseException:
-            self._metering.ledger.release(*(claim for _, claim in reserved))
+            self._metering.ledger.release(*(one.claim for one in reserved))
             raise
-        room, narrowest = min(rooms, default=(None, ""))
+        kept, excluded = _without_narrow(reserved, spent, self._eligible)
+        self._metering.ledger.release(*(one.claim for one in reserved if one not in kept))
+        room, narrowest = min(
+            ((one.room, one.budget.owner) for one in kept if one.room is not None), default=(None, "")
+        )
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
         elif answers := answers_without_room(requests, room):
             error = no_room(answers)
         if error is not None:
-            self._metering.ledger.release(*(claim for _, claim in reserved))
+            self._metering.ledger.release(*(one.claim for one in kept))
             raise error
         if self._choices is not None:
-            self._choices.claims = [claim for _, claim in reserved]
-        return Granted(tuple(reserved), spent, room, narrowest)
+            self._choices.claims = [one.claim for one in kept]
+        return Granted(tuple((one.budget, one.claim) for one in kept), excluded, room, narrowest)
 
     async def finish(self, finished: Finished) -> None:
         if self._capped_by and finished.reason is FinishReason.LENGTH and not self.report.unmet:
@@ -249,17 +247,26 @@ class BudgetGate(Gate):
         tokens = price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
         return tokens + price.unit_cost(step.units)
 
-    def _claim(self, whole: QuotaReservation, budget: SharedBudget) -> QuotaReservation:
-        limits = budget.limits
-        start, ends = limits.budget_period.window(self._metering.clock(), zone=self._metering.zone)
-        return replace(
-            whole,
-            account=budget.account,
-            once=token_hex(12),
-            limits=limits,
-            period=f"{limits.budget_period.kind}:{start:.0f}",
-            period_ends=ends,
-        )
+
+def _without_narrow(
+    reserved: Sequence[Reserved], spent: frozenset[str], eligible: frozenset[str]
+) -> tuple[list[Reserved], frozenset[str]]:
+    """Leave out budgets without room for the expected answer, if other deployments have more.
+
+    Otherwise an almost spent provider would cut the answers of all others, which are not charged to it. Returns the
+    reservations to keep, and the deployments to exclude, which include those in `spent`.
+    """
+    kept, excluded = list(reserved), spent
+    for one in sorted(reserved, key=lambda one: MAX_TOKENS if one.room is None else one.room):
+        others = eligible - excluded - one.budget.deployments
+        if not one.is_narrow or not others:
+            continue
+        # Each of the other deployments is limited by the smallest of its own budgets.
+        rooms = [each.room for each in kept if each.room is not None and each.budget.deployments & others]
+        if min(rooms, default=MAX_TOKENS) > (one.room or 0):
+            kept.remove(one)
+            excluded |= one.budget.deployments
+    return kept, excluded
 
 
 def _refused(refusals: Sequence[tuple[SharedBudget, QuotaStatus]]) -> LimitReached:

@@ -52,9 +52,9 @@ class Metering:
     """Factory of gates that enforce quotas and record usage.
 
     `service` counts the tokens of prompts. `prices` contains the price of each deployment: a request reserves the
-    highest price of the deployments that may answer, and pays the price of the deployment that answered. With
-    `lenient`, requests are unlimited while the store accepts no writes. `clock` gives seconds since 1970. `zone` is the
-    time zone of budget periods.
+    highest price of the `eligible` deployments, and pays the price of the deployment that answered. With `lenient`,
+    requests are unlimited while the store accepts no writes. `clock` gives seconds since 1970. `zone` is the time zone
+    of budget periods.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Metering:
         service: GenerationService,
         ledger: UsageLedger,
         prices: PriceList,
+        eligible: Callable[[GenerationRequest], frozenset[str]],
         *,
         lenient: bool = False,
         clock: Callable[[], float] = time.time,
@@ -70,6 +71,7 @@ class Metering:
         self.service = service
         self.ledger = ledger
         self.prices = prices
+        self.eligible = eligible
         self.is_lenient = lenient
         self.clock = clock
         self.zone = zone
@@ -80,44 +82,44 @@ class Metering:
     async def claims(self, caller: Caller, *requests: GenerationRequest) -> tuple[QuotaReservation, ...]:
         """Return the reservations for a request: for its key, and for the key's team and user.
 
-        `requests` are the generation requests of all choices. Raises InvalidRequest if the conversation or the tools
+        `requests` are as in `claim_of`. Raises InvalidRequest if the conversation or the tools
         are invalid.
         """
         limits = (caller.limits, *(shared.limits for shared in caller.shared_limits))
-        return self._claims(caller, requests, await self._sent(requests, any(each.has_budget for each in limits)))
+        return self._claims(
+            caller, requests, await self.prompt_tokens(requests, any(each.has_budget for each in limits))
+        )
 
     def _claims(
         self, caller: Caller, requests: Sequence[GenerationRequest], sent: Sequence[int]
     ) -> tuple[QuotaReservation, ...]:
         limited = [shared for shared in caller.shared_limits if shared.limits.limited]
         own, once = Account(requests[0].origin.tenant, caller.key), urandom(12).hex()
-        claims = [self._claim(requests, own, caller.limits, sent, once)] if caller.limits.limited else []
-        claims += [self._claim(requests, shared.account, shared.limits, sent, once) for shared in limited]
+        may_answer = self.eligible(requests[0])
+        claims = [self.claim_of(requests, own, caller.limits, sent, once, may_answer)] if caller.limits.limited else []
+        claims += [self.claim_of(requests, one.account, one.limits, sent, once, may_answer) for one in limited]
         return tuple(claims)
 
-    async def claim(self, caller: Caller, *requests: GenerationRequest) -> QuotaReservation:
-        """Return the reservation for the caller's own limits. Raises the same errors as `claims`."""
-        sent = await self._sent(requests, caller.limits.has_budget)
-        own = Account(requests[0].origin.tenant, caller.key)
-        return self._claim(requests, own, caller.limits, sent, urandom(12).hex())
-
-    async def _sent(self, requests: Sequence[GenerationRequest], has_budget: bool) -> list[int]:
-        """Return the number of prompt tokens of each choice."""
+    async def prompt_tokens(self, requests: Sequence[GenerationRequest], has_budget: bool) -> list[int]:
+        """Return the number of prompt tokens of each choice; without a budget, an estimate."""
         return [await self.service.count(each) if has_budget else estimated_tokens(each) for each in requests]
 
-    def _claim(
+    def claim_of(
         self,
         requests: Sequence[GenerationRequest],
         account: Account,
         limits: KeyLimits,
         sent: Sequence[int],
         once: str,
+        deployments: frozenset[str],
     ) -> QuotaReservation:
+        """Return the reservation of an account for a request.
+
+        `requests` are the generation requests of all choices, and `sent` the numbers of their prompt tokens. Only
+        answers of `deployments` can be charged to the account.
+        """
         request, choices, prompts = requests[0], len(requests), sum(sent)
-        # The fallbacks are those of the request, even if the limits are those of a shared budget.
-        sender = request.origin.caller
-        fallbacks = sender.routing.fallbacks or () if sender is not None else ()
-        price = self.prices.ceiling(request.model, *fallbacks)
+        price = self.prices.highest(deployments)
         units = NO_UNITS if request.passthrough is None else request.passthrough.max_units
         most = sum(map(_max_output, requests))
         least = min(most, choices * EXPECTED_TOKENS)
