@@ -345,3 +345,16 @@ async def test_store_has_an_empty_ledger_and_accepts_empty_calls(factory: StoreF
     assert await store.ledger("0000-00-00", "9999-12-31") == ()
     await store.extend()
     await store.settle()
+
+
+async def test_the_sums_of_a_period_can_be_raised_but_not_lowered(factory: StoreFactory) -> None:
+    store, owner = await factory.open(), account()
+    limits = KeyLimits(token_budget=1_000, money_budget=10)
+    await store.raise_spent(owner, "none", None, TokenUsage(input=500, output=100, cost=6))
+    spent = (await store.reserve(reserved := claim(owner, limits))).budgets
+    assert [budget.spent for budget in spent] == [6]
+    await store.settle(settlement(reserved, USED))
+    await store.raise_spent(owner, "none", None, TokenUsage(input=400, cost=2))
+    refused = await store.reserve(claim(owner, limits))
+    assert ([budget.spent for budget in refused.budgets], refused.refused) == ([13], QuotaKind.MONEY_BUDGET)
+    assert (await store.reserve(claim(owner, limits, period="month:0"))).refused is None

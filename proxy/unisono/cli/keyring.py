@@ -19,6 +19,7 @@ import click
 
 from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
+from unisono.api.admin.carried_spend import carry_spend
 from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.litellm_key_rows import ImportedKey
 from unisono.api.admin.roles import Actor, Role
@@ -90,11 +91,14 @@ def show(config_path: Path, *, as_json: bool) -> None:
 
 
 def update(config_path: Path, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+    async def change(opened: OpenedKeyring) -> KeyRecord:
+        record = await _find(opened, key_id)
+        await carry_spend(opened.admin, record, changed(record, options))
+        return await _change(opened, key_id, "updated", lambda record: changed(record, options))
+
     config = configured(config_path).config
     _warn_of_unknown_names(config, options)
-    record = run_on_store(
-        config, lambda opened: _change(opened, key_id, "updated", lambda record: changed(record, options))
-    )
+    record = run_on_store(config, change)
     document = to_json(record, time.time())
     click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 

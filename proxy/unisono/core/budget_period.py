@@ -48,6 +48,10 @@ class Period:
         first, following = self._days(datetime.fromtimestamp(now, zone).date(), since, zone)
         return _midnight(first, zone), _midnight(following, zone)
 
+    def name(self, start: float) -> str:
+        """Return the name under which the store counts the period that began at `start`."""
+        return f"{self.kind}:{start:.0f}"
+
     def _days(self, today: date, since: float, zone: tzinfo) -> tuple[date, date]:
         """Return the first days of the period that contains `today` and of the period after it."""
         days = 1 if self.kind == "day" else self.seconds // DAY_S

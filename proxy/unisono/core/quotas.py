@@ -71,6 +71,11 @@ class KeyLimits:
         return self.token_budget is not None or self.money_budget is not None
 
     @property
+    def has_any_budget(self) -> bool:
+        """True if a budget or a soft budget is set."""
+        return self.has_budget or self.soft_budget is not None
+
+    @property
     def is_spend_known(self) -> bool:
         """True if the store reports the amount spent: a money budget or a soft budget is set."""
         return self.money_budget is not None or self.soft_budget is not None
@@ -374,6 +379,13 @@ class AccountStore(Protocol):
 
     async def settle(self, *settlements: UsageRecord) -> None:
         """Replace each claim with the actual usage, and add it to the ledger in the same operation."""
+        ...
+
+    async def raise_spent(self, account: Account, period: str, ends: float | None, used: TokenUsage) -> None:
+        """Raise the sums of an account's budget period to at least the amounts of `used`.
+
+        `period` and `ends` are `period` and `period_ends` of the account's reservations.
+        """
         ...
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:

@@ -140,7 +140,7 @@ class Metering:
             for_s=self.ledger.reservation_s,
             input_cost=sum(map(price.input_cost, sent)) + price.unit_cost(units) + rounding,
             output_price=price.output,
-            period=f"{limits.budget_period.kind}:{start:.0f}",
+            period=limits.budget_period.name(start),
             period_ends=ends,
             is_owed=bool(request.resumption.journal) or request.origin.is_admitted,
             is_resumed=bool(request.resumption.journal),

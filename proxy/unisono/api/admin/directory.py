@@ -15,6 +15,7 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
+from unisono.api.admin.carried_spend import carry_spend
 from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember
 from unisono.api.admin.fields import AdminBody
 from unisono.api.admin.keys import revoke_key
@@ -153,7 +154,9 @@ async def update_entry(
         raise NotAllowed(f"'{fields[0]}': only an admin may change this setting.", param=fields[0])
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
-    email = _applied(body, entry, admin.clock()).email
+    wanted = _applied(body, entry, admin.clock())
+    await carry_spend(admin, entry, wanted)
+    email = wanted.email
     is_new_email = await change_email(admin, entry, email)
     try:
         changed = await change_entry(admin, actor, entry, "updated", lambda was: _applied(body, was, admin.clock()))

@@ -25,6 +25,7 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
+from unisono.api.admin.carried_spend import carry_spend
 from unisono.api.admin.fields import seconds_of
 from unisono.api.admin.key_aliases import alias_taken, claim_alias
 from unisono.api.admin.key_lookup import find_key, list_visible
@@ -193,6 +194,7 @@ async def _change_settings(
         if id and is_new and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
     check_change(actor, record, wanted, budget)
+    await carry_spend(admin, record, wanted)
     if wanted.name and wanted.name != record.name:
         owner = await claim_alias(admin, wanted.name, record.id, record.id, is_fixed=True)
         assert owner == record.id

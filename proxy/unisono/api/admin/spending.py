@@ -69,6 +69,10 @@ async def applied_limits(
 async def account_spend(admin: Administration, account: Account, limits: KeyLimits) -> float:
     """Return the cost of an account in USD, since the day on which its budget period began."""
     start = limits.budget_period.window(admin.clock(), limits.budget_since, admin.zone)[0]
-    since = datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY
-    lines = await admin.store.ledger(since, LAST_DAY, account)
+    lines = await admin.store.ledger(first_day(start), LAST_DAY, account)
     return sum((line.used for line in lines), TokenUsage()).cost / MILLION
+
+
+def first_day(start: float) -> str:
+    """Return the first day in the ledger of a budget period that began at `start`."""
+    return datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY

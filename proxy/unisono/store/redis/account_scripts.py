@@ -327,3 +327,15 @@ if past_ms >= 0 then redis.call('PEXPIREAT', spent, past_ms) end
 return {'ok', begun}
 """
 )
+
+RAISE_SPENT = Script(
+    """
+local spent = KEYS[1]
+local tokens, cost, past_ms = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local sum = redis.call('HMGET', spent, 'tokens', 'cost')
+local function highest(amount, before) return string.format('%.0f', math.max(amount, tonumber(before or 0))) end
+redis.call('HSET', spent, 'tokens', highest(tokens, sum[1]), 'cost', highest(cost, sum[2]))
+if past_ms >= 0 then redis.call('PEXPIREAT', spent, past_ms) end
+return {'ok'}
+"""
+)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from unisono.core.conversation import Json, Tokens
-from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, UsageRecord
+from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.core.recordings import StoredTrace
 from unisono.core.request_filter import RequestFilter
 from unisono.core.request_record import RequestRecord
@@ -350,6 +350,9 @@ class SqliteStore(SqliteAccess):
 
     async def settle(self, *settlements: UsageRecord) -> None:
         await self._run(accounts.settle, settlements)
+
+    async def raise_spent(self, account: Account, period: str, ends: float | None, used: TokenUsage) -> None:
+        await self._run(accounts.raise_spent, account, period, ends, used)
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._read(accounts.ledger, since, until, account)

@@ -234,12 +234,24 @@ def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUs
         act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
     if not any(_amounts(used)):
         return
-    ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
     act.db.execute(
         "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
-        (*whose, claim.period, used.tokens, used.cost, ends),
+        (*whose, claim.period, used.tokens, used.cost, _last_use(claim.period_ends)),
     )
+
+
+def raise_spent(act: Transaction, account: Account, period: str, ends: float | None, used: TokenUsage) -> None:
+    act.db.execute(
+        "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET tokens = max(tokens, excluded.tokens), cost = max(cost, excluded.cost)",
+        (*_account_columns(account), period, used.tokens, used.cost, _last_use(ends)),
+    )
+
+
+def _last_use(period_ends: float | None) -> float:
+    """Return the time at which the sums of a period expire."""
+    return FOR_EVER if period_ends is None else period_ends + PAST_PERIOD_S
 
 
 def ledger(act: Transaction, since: str, until: str, account: Account | None) -> tuple[LedgerLine, ...]:

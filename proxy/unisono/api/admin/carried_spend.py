@@ -1,0 +1,68 @@
+"""Spend that counts against a new budget, or against a budget whose period changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+from unisono.api.admin.administration import Administration
+from unisono.api.admin.spending import LAST_DAY, applied_limits, first_day, ledger_lines
+from unisono.core.access import KeyRecord, shared_account, with_budget
+from unisono.core.directory import DirectoryEntry, EntryKind
+from unisono.core.quotas import Account, KeyLimits, TokenUsage
+
+Owner: TypeAlias = KeyRecord | DirectoryEntry
+
+
+async def carry_spend(admin: Administration, was: Owner, now: Owner) -> None:
+    """Count earlier usage against the budgets that a change adds, or whose period it changes.
+
+    The store adds up the usage of a period only while the owner has a budget with this period. For other periods, the
+    sum is taken from the ledger, from the day on which the period began. Must be called before the change is stored.
+    """
+    async for owner, before, after in _changed_limits(admin, was, now):
+        start, ends = after.budget_period.window(admin.clock(), after.budget_since, admin.zone)
+        period = after.budget_period.name(start)
+        before_start, _ = before.budget_period.window(admin.clock(), before.budget_since, admin.zone)
+        if not after.has_any_budget or (before.has_any_budget and before.budget_period.name(before_start) == period):
+            continue
+        if (used := await _usage_since(admin, owner, first_day(start))).tokens or used.cost:
+            await admin.store.raise_spent(_account_of(owner), period, ends, used)
+
+
+async def _changed_limits(
+    admin: Administration, was: Owner, now: Owner
+) -> AsyncIterator[tuple[Owner, KeyLimits, KeyLimits]]:
+    """Yield each owner that a change concerns, with its limits before and after the change."""
+    if isinstance(was, KeyRecord) or was.kind is not EntryKind.BUDGET:
+        yield now, (await applied_limits(admin, was))[0], (await applied_limits(admin, now))[0]
+        return
+    assert isinstance(now, DirectoryEntry)
+    if was.limits == now.limits:
+        return
+    owners: list[Owner] = [key for key in await admin.store.keys() if key.revoked_at is None]
+    for kind in (EntryKind.TEAM, EntryKind.USER, EntryKind.CUSTOMER):
+        owners += await admin.store.directory(kind)
+    for owner in owners:
+        if owner.budget == now.id:
+            yield owner, *(with_budget(owner.limits, now.id, budget) for budget in (was, now))
+
+
+def _account_of(owner: Owner) -> Account:
+    return Account(owner.tenant, owner.id) if isinstance(owner, KeyRecord) else shared_account(owner)
+
+
+async def _usage_since(admin: Administration, owner: Owner, since: str) -> TokenUsage:
+    """Return the usage of an owner since a day. Teams and users have the usage of their keys."""
+    if isinstance(owner, KeyRecord) or owner.kind is EntryKind.CUSTOMER:
+        lines = await admin.store.ledger(since, LAST_DAY, _account_of(owner))
+    else:
+        # Keys that were revoked earlier belonged to a deleted team or user with the same id.
+        keys = {
+            key.id
+            for key in await admin.store.keys()
+            if owner.id == (key.tenant if owner.kind is EntryKind.TEAM else key.user)
+            and (key.revoked_at is None or key.revoked_at > owner.created_at)
+        }
+        lines = tuple(line for line in await ledger_lines(admin, since) if line.account.key in keys)
+    return sum((line.used for line in lines), TokenUsage())
