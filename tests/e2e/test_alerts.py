@@ -26,8 +26,9 @@ from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.e2e.test_limits import config_with_price
 from tests.e2e.test_metrics import read
 from tests.fakes import FakeVllm
-from unisono.alerts.rules import HealthAlerts
-from unisono.core.quotas import KeyLimits
+from unisono.alerts.rules import BudgetAlerts, HealthAlerts
+from unisono.core.alerts import Alert
+from unisono.core.quotas import Account, BudgetState, KeyLimits
 from unisono.core.request_record import RequestRecord
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
@@ -85,7 +86,7 @@ def alerting(url: str, **settings: Any) -> dict[str, Any]:
 async def test_each_threshold_of_a_budget_causes_one_signed_alert(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, receiver() as hook:
         config = config_with_price(fake.url, input=0.0, output=100.0)
-        config["unisono"] = alerting(hook.url, budget_thresholds=[0.5, 0.9])
+        config["unisono"] = alerting(hook.url, budget_thresholds=[0.5, 0.9], repeat_s=0.001)
         hook.statuses = [503]
         cost = len(ANSWER) * 100
         async with keyed(config, tmp_path) as (running, keys):
@@ -106,6 +107,20 @@ async def test_each_threshold_of_a_budget_causes_one_signed_alert(tmp_path: Path
     assert (first["threshold"], first["spend"], first["max_budget"]) == (0.5, 2 * cost / 1e6, 4 * cost / 1e6)
     assert second["threshold"] == 0.9
     assert metrics("alerts_total", outcome="sent") == 2
+
+
+def test_a_budget_with_a_new_amount_alerts_again() -> None:
+    sent: list[Alert] = []
+    budgets, account = BudgetAlerts([0.5, 1.0], sent.append), Account("a", "key_a")
+    for limit, soft, spent in ((20, 10, 12), (20, 10, 15), (60, 50, 16), (60, 50, 35), (60, 50, 55), (60, 50, 60)):
+        budgets.budget_changed(BudgetState(account, limit, spent, "month:0", soft, period_ends=90.0))
+    assert [(each.event, each.facts["spend"], each.once_until) for each in sent] == [
+        ("threshold_crossed", 12e-6, 90.0),
+        ("soft_budget_crossed", 12e-6, 90.0),
+        ("threshold_crossed", 35e-6, 90.0),
+        ("soft_budget_crossed", 55e-6, 90.0),
+        ("budget_crossed", 60e-6, 90.0),
+    ]
 
 
 async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.quotas import Account, BudgetState, QuotaObserver, QuotaStatus, UsageRecord
@@ -43,8 +44,7 @@ class BudgetWatch:
             return
         known = self._budgets.get((claim.account, claim.period))
         if known is not None:
-            spent = known.spent + cost
-            self._report(BudgetState(known.account, known.limit, spent, known.period, known.soft_limit))
+            self._report(replace(known, spent=known.spent + cost))
 
     def _report(self, budget: BudgetState) -> None:
         place = (budget.account, budget.period)

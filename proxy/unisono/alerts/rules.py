@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Final, Protocol
 
 from unisono.core.alerts import Alert, AlertSink
@@ -31,22 +32,23 @@ class BudgetAlerts:
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
         self._thresholds = sorted(thresholds)
         self._sink = sink
-        # Highest threshold that was reached, by account, period, and whether the budget is a soft one.
-        self._reached: OrderedDict[tuple[Account, str, bool], float] = OrderedDict()
+        # Highest threshold that was reached, by account, period, amount, and whether the budget is a soft one. The
+        # thresholds of a budget whose amount was changed are reached again.
+        self._reached: OrderedDict[tuple[Account, str, int, bool], float] = OrderedDict()
 
     def budget_changed(self, budget: BudgetState) -> None:
         if (limit := budget.limit) is not None:
             reached = max((each for each in self._thresholds if budget.spent >= each * limit), default=0.0)
-            if reached and self._is_new(budget, reached, is_soft=False):
+            if reached and self._is_new(budget, limit, reached, is_soft=False):
                 self._sink(budget_alert(budget, reached))
         # A soft budget of 0 is reached by the first cost.
         soft = budget.soft_limit
-        if soft is not None and budget.spent >= max(soft, 1) and self._is_new(budget, 1.0, is_soft=True):
+        if soft is not None and budget.spent >= max(soft, 1) and self._is_new(budget, soft, 1.0, is_soft=True):
             self._sink(soft_budget_alert(budget, soft))
 
-    def _is_new(self, budget: BudgetState, reached: float, *, is_soft: bool) -> bool:
+    def _is_new(self, budget: BudgetState, limit: int, reached: float, *, is_soft: bool) -> bool:
         """Record a reached threshold. Return False if it is not above those recorded before."""
-        place = (budget.account, budget.period, is_soft)
+        place = (budget.account, budget.period, limit, is_soft)
         if reached <= self._reached.get(place, 0.0):
             return False
         self._reached[place] = reached
@@ -71,6 +73,7 @@ def budget_alert(budget: BudgetState, threshold: float) -> Alert:
         group=kind,
         message=f"The budget of {owner} is {threshold:.0%} spent: {spent:.4f} of {limit:.4f} dollars.",
         facts=facts,
+        once_until=_end_of(budget),
     )
 
 
@@ -85,7 +88,13 @@ def soft_budget_alert(budget: BudgetState, soft: int) -> Alert:
         group=kind,
         message=f"The soft budget of {owner} is spent: {spent:.4f} of {limit:.4f} dollars. Requests are still served.",
         facts=_budget_facts(budget),
+        once_until=_end_of(budget),
     )
+
+
+def _end_of(budget: BudgetState) -> float:
+    """Return the end of the period of a budget, in seconds since 1970."""
+    return inf if budget.period_ends is None else budget.period_ends
 
 
 def _id(event: str, budget: BudgetState, limit: str) -> str:

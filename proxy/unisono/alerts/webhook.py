@@ -27,6 +27,8 @@ from unisono.net.checked_sockets import NotDialled, permitted_sockets
 MAX_QUEUED: Final = 1000
 # Pause before the first repetition, in seconds. The pause doubles with each repetition.
 RETRY_PAUSE_S: Final = 1.0
+# Maximum time in seconds for which an alert is not repeated.
+MAX_REPEAT_S: Final = 366 * 86_400.0
 # Maximum time for sending the queued alerts at shutdown, in seconds.
 CLOSING_S: Final = 3.0
 SIGNATURE_HEADER: Final = "x-unisono-signature"
@@ -43,7 +45,7 @@ log = logging.getLogger("unisono.alerts")
 class WebhookOptions:
     """Address and limits of a webhook.
 
-    Identical alerts are sent at most once every `repeat_s` seconds.
+    Identical alerts are sent at most once every `repeat_s` seconds, or in the longer time that the alert demands.
     """
 
     url: str
@@ -101,8 +103,10 @@ class AlertWebhook:
                     self._count("failed", 1)
 
     async def _is_first(self, alert: Alert) -> bool:
+        until, repeat_s = alert.once_until, self._options.repeat_s
+        for_s = repeat_s if until is None else min(max(until - time(), repeat_s), MAX_REPEAT_S)
         try:
-            return await self._reserve(alert.id, self._options.repeat_s)
+            return await self._reserve(alert.id, for_s)
         except UnisonoError:
             # The store is down, so other processes may send this alert too.
             return True

@@ -14,7 +14,8 @@ from unisono.core.frozen import dataclass
 class Alert:
     """One alert.
 
-    Alerts with the same `id` are sent only once. `event` is the kind of the alert, and `group` the kind of object that
+    Alerts with the same `id` are sent only once until the time `once_until`, in seconds since 1970; if it is None, once
+    in the configured interval. `event` is the kind of the alert, and `group` the kind of object that
     the alert is about. `facts` are further fields of the message.
     """
 
@@ -23,6 +24,7 @@ class Alert:
     group: str
     message: str
     facts: Mapping[str, Json] = field(default_factory=dict)
+    once_until: float | None = None
 
 
 # Receiver of alerts. It returns immediately and raises no exception.

@@ -163,7 +163,8 @@ class BudgetState:
     """Money budget of an account in its current period.
 
     All amounts are in micro-USD. `limit` is the budget, and `soft_limit` the soft budget; None if not set. `period` is
-    the name of the period. `spent` does not include the reservations of running requests.
+    the name of the period, and `period_ends` its end in seconds since 1970, None for never. `spent` does not include
+    the reservations of running requests.
     """
 
     account: Account
@@ -171,6 +172,7 @@ class BudgetState:
     spent: int
     period: str = "none"
     soft_limit: int | None = None
+    period_ends: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,10 @@ def budgets_of(claim: QuotaReservation, spent: int) -> tuple[BudgetState, ...]:
 
     `spent` is the spend of the account in the current budget period, in micro-USD.
     """
-    limits = claim.limits
+    limits, period = claim.limits, claim.period
     if not limits.is_spend_known:
         return ()
-    return (BudgetState(claim.account, limits.money_budget, spent, claim.period, limits.soft_budget),)
+    return (BudgetState(claim.account, limits.money_budget, spent, period, limits.soft_budget, claim.period_ends),)
 
 
 def combined(claims: Sequence[QuotaReservation], statuses: Sequence[QuotaStatus]) -> QuotaStatus:
