@@ -203,7 +203,7 @@ async def test_a_failed_answer_counts_what_it_generated(tmp_path: Path) -> None:
             "router_settings.provider_budget_config.azure: no entry of `model_list`",
         ),
         ({"router_settings": {"provider_budget_config": {"vllm": {}}}}, "must have either `budget_limit`"),
-        ({"litellm_settings": {"max_budget": 1, "budget_duration": "2mo"}}, "litellm_settings.budget_duration"),
+        ({"litellm_settings": {"max_budget": 1, "budget_duration": "2x"}}, "litellm_settings.budget_duration"),
     ],
     ids=str,
 )
@@ -224,10 +224,17 @@ def test_zero_means_no_budget() -> None:
         ("2h", Period("every", 7200)),
         ("1d", Period("every", 86400)),
         ("1mo", Period("month")),
+        ("2mo", Period("every", 60 * 86400)),
     ],
 )
 def test_durations(text: str, period: Period) -> None:
     assert to_period(text) == period
+
+
+@pytest.mark.parametrize("text", ["", "0d", "d", "1y", "1.5h", "999999mo", "999999w", 30])
+def test_invalid_durations(text: Any) -> None:
+    with pytest.raises(ValueError, match="must be a number and a unit"):
+        to_period(text)
 
 
 async def test_providers_of_one_kind_have_separate_budgets() -> None:

@@ -13,19 +13,26 @@ from unisono.config.section import Section
 from unisono.core.budget_period import Period
 
 _FORM: Final = re.compile(r"([1-9]\d{0,5})(mo|s|m|h|d|w)")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "mo": 30 * 86_400}
+# One hundred years: a longer period is a mistake, and may end after the last date that Python can represent.
+_MAX_S: Final = 100 * 366 * 86_400
 
 
 def to_period(value: Any) -> Period:
     """Parse the renewal period of a budget, such as `30d`.
 
     Raises ValueError if the value does not have this form. Periods of a day or longer begin at midnight in the
-    configured time zone.
+    configured time zone. `1mo` is a calendar month, and each of several months has 30 days.
     """
+    if value == "1mo":
+        return Period("month")
     found = _FORM.fullmatch(value) if isinstance(value, str) else None
-    if found is None or (found[2] == "mo" and found[1] != "1"):
-        raise ValueError("must be a number and a unit (s, m, h, d, w), such as `30d`, or `1mo` for a calendar month")
-    return Period("month") if found[2] == "mo" else Period("every", int(found[1]) * _SECONDS[found[2]])
+    if found is None or (seconds := int(found[1]) * _SECONDS[found[2]]) > _MAX_S:
+        raise ValueError(
+            "must be a number and a unit (s, m, h, d, w, mo), such as `30d`, or `1mo` for a calendar month, and at "
+            "most 100 years"
+        )
+    return Period("every", seconds)
 
 
 def to_zone(name: str) -> tzinfo:
