@@ -75,13 +75,21 @@ async def running_stage(folder: Path, *, workers: int = 1, **script: Any) -> Asy
             yield stage
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_new_requests_use_the_new_configuration_and_running_ones_finish(workers: int, tmp_path: Path) -> None:
-    async with running_stage(tmp_path, workers=workers, per_chunk=1, delay_s=0.1) as stage:
+RELOADS = [(1, 1), pytest.param(1, 2, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("workers", "reloads"), RELOADS)
+async def test_new_requests_use_the_new_configuration_and_running_ones_finish(
+    workers: int, reloads: int, tmp_path: Path
+) -> None:
+    async with running_stage(tmp_path, workers=workers, per_chunk=1, delay_s=0.1 * reloads) as stage:
         running = asyncio.ensure_future(stage.chat(stream=True))
         async with asyncio.timeout(10):
             while not stage.old.requests:
                 await asyncio.sleep(0.01)
+        for number in range(1, reloads):
+            # The application that removes the deployment is not the next one after that of the running request.
+            await stage.reload(stage.config(stage.old, unisono={"max_queue": number}), workers)
         await stage.reload(stage.config(stage.new), workers)
         assert not running.done()
         for _ in range(4):

@@ -336,6 +336,26 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     assert script_of(added).closed
 
 
+@pytest.mark.parametrize("is_carried_again", [False, True])
+async def test_a_deployment_stays_open_for_the_pools_before_the_one_that_drops_it(is_carried_again: bool) -> None:
+    clock = Clock()
+    first, (kept, dropped) = await known_pool("a", "b", clock=clock)
+    first.start()
+    pools = [first]
+    for lives in ((kept, dropped), (kept, dropped) if is_carried_again else (kept,), (kept,)):
+        carried = [CarriedDeployment(live, live.terms, pools[-1]) for live in lives]
+        pools.append(RoutingPool({"m": lives}, carried=carried, prefixes=first.prefixes, clock=clock))
+        pools[-1].start()
+    for pool in pools[1:-1]:
+        await pool.aclose()
+    assert not script_of(dropped).closed
+    assert first.prefixes.join() not in (kept.candidate.bit, dropped.candidate.bit)
+    await first.aclose()
+    assert (script_of(kept).closed, script_of(dropped).closed) == (False, True)
+    await pools[-1].aclose()
+    assert script_of(kept).closed
+
+
 async def test_a_pool_that_was_never_started_does_not_take_over_deployments() -> None:
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)

@@ -81,10 +81,9 @@ class LiveDeployment:
         self.terms = DeploymentConfig(terms) if isinstance(terms, str) else terms
         self.name, self.timeouts = self.terms.name, self.terms.timeouts
         self.endpoint = endpoint
-        self.passes = passes
-        self.context = context
-        self.identity = identity
+        self.passes, self.context, self.identity = passes, context, identity
         self.awaits_probe = awaits_probe
+        self.users = 0  # pools that may have requests on it; the last one closes it
         self.clock = clock
         self.tolerance = BreakerConfig()
         self.quality = QualityRecord()

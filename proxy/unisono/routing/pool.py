@@ -74,8 +74,9 @@ class WatchState:
 class RoutingPool:
     """Groups of deployments by model name; `fallback_models` names the fallbacks of each model.
 
-    The deployments in `carried` belong to an earlier pool, and move to this pool when `start` is called. Before that,
-    neither pool changes.
+    The deployments in `carried` belong to an earlier pool, and this pool monitors them after `start` is called. Before
+    that, neither pool changes. Requests of earlier pools may still run on a deployment, so the last pool that uses it
+    closes it.
     """
 
     def __init__(
@@ -97,7 +98,10 @@ class RoutingPool:
         self._doubts = asyncio.Event()
         # Time of the next check for due probes.
         self._watches_at = 0.0
+        # Deployments that this pool monitors.
         self._owned: dict[int, WatchState] = {}
+        # Deployments that stay open for the requests of this pool, also after another pool monitors them.
+        self._used: dict[int, LiveDeployment] = {}
         self._by_name: dict[str, tuple[DeploymentGroup, LiveDeployment]] = {}
         self._harmony: dict[str, DeploymentGroup] = {}
         # Groups of pass-through deployments, which answer in OpenAI's own API. The state of a deployment is the same
@@ -217,6 +221,9 @@ class RoutingPool:
             live.on_doubt = self._doubts.set
             live.waits.on_probe_at = self._probe_by
             self._owned[id(live)] = WatchState(live)
+            if id(live) not in self._used:
+                self._used[id(live)] = live
+                live.users += 1
         for group in self._groups:
             for live in group.members:
                 if live in lives:
@@ -230,9 +237,9 @@ class RoutingPool:
             group.record_answer(live, faults, workload)
 
     def let_go(self, live: LiveDeployment) -> None:
-        """Stop monitoring a deployment, because another pool now owns it and will close it.
+        """Stop monitoring a deployment, because another pool now monitors it.
 
-        Requests of this pool that run on the deployment still finish there.
+        The deployment stays open for the requests of this pool.
         """
         watched = self._owned.pop(id(live), None)
         if watched is not None:
@@ -358,16 +365,21 @@ class RoutingPool:
         return min((size for live in self.members().get(model, ()) if (size := _window(live))), default=None)
 
     async def aclose(self) -> None:
-        """Stop monitoring, and close the deployments that no other pool has taken over."""
+        """Stop monitoring, and close the deployments that no other pool uses."""
         owned = list(self._owned.values())
         asking = [task for one in owned for task in (one.probe, one.loading)]
         await cancel_and_wait(*self._watching, *asking)
         for group in self._groups:
             group.close()
-        for one in owned:
-            self.prefixes.leave(one.live.candidate.bit, self._clock())
+        used = list(self._used.values())
         self._owned.clear()
-        await asyncio.gather(*(one.live.aclose() for one in owned))
+        self._used.clear()
+        for live in used:
+            live.users -= 1
+        unused = [live for live in used if not live.users]
+        for live in unused:
+            self.prefixes.leave(live.candidate.bit, self._clock())
+        await asyncio.gather(*(live.aclose() for live in unused))
 
 
 def _usable(groups: Mapping[str, DeploymentGroup], models: Sequence[str], ruled_out: int) -> Sequence[DeploymentGroup]:
