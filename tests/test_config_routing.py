@@ -187,6 +187,41 @@ async def test_a_reload_keeps_a_deployment_of_the_same_backend(changed: dict[str
     await old.aclose()
 
 
+def shared(name: str, deployment: str | None = None) -> dict[str, Any]:
+    return entry(name, api_base="http://shared:1", model_info={"id": deployment})
+
+
+# Entries of one server before and after a reload, and for each new entry the index of the old one that it continues.
+SHARED_SERVERS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int | None]]] = {
+    "added before": ([shared("a", "one")], [shared("b", "two"), shared("a", "one")], [None, 0]),
+    "added before, without ids": ([shared("a")], [shared("b"), shared("a")], [None, 0]),
+    "first removed": ([shared("a", "one"), shared("b", "two")], [shared("b", "two")], [1]),
+    "first removed, without ids": ([shared("a"), shared("b")], [shared("b")], [1]),
+    "same model name, swapped": (
+        [shared("a", "one"), shared("a", "two")],
+        [shared("a", "two"), shared("a", "one")],
+        [1, 0],
+    ),
+    "model name moves to another id": ([shared("a", "one")], [shared("a", "two"), shared("b", "one")], [None, 0]),
+    "renamed without ids": ([shared("a"), shared("b")], [shared("b"), shared("c")], [1, 0]),
+    "both renamed": ([shared("a", "one"), shared("b", "two")], [shared("c", "two"), shared("d", "one")], [1, 0]),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), SHARED_SERVERS.values(), ids=SHARED_SERVERS)
+async def test_a_reload_keeps_the_deployment_of_each_entry_of_one_server(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], expected: list[int | None]
+) -> None:
+    settings, reloaded = config(*before), config(*after)
+    old = build_pool(settings, ModelRegistry(settings))
+    lives = [live for members in old.members().values() for live in members]
+    new = build_pool(reloaded, ModelRegistry(reloaded), keep=old)
+    kept = [live for members in new.members().values() for live in members]
+    assert [lives.index(live) if live in lives else None for live in kept] == expected
+    await new.aclose()
+    await old.aclose()
+
+
 def examples() -> list[str]:
     return [part.partition("```")[0] for part in PAGE.read_text().split("```yaml\n")[1:]]
 

@@ -6,7 +6,7 @@ Part of the composition root.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -149,7 +149,8 @@ def build_pool(
     Deployments in `drained` get no new requests; those in `on_trial` get none until they have passed a probe."""
     check_recoveries(config)
     factories, names = Factories(config, is_reload=keep is not None), deployment_names(config.model_list)
-    earlier, errors = _reusable(keep), ConfigErrors()
+    identities = [_identity(entry, _options(entry), config) for entry in config.model_list]
+    reused, errors = _reused(config.model_list, names, identities, keep), ConfigErrors()
     carried: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
@@ -164,11 +165,8 @@ def build_pool(
         if passes := not entry.harmony:
             # This message helps an operator whose gpt-oss model has a different name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
-        identity = _identity(entry, options, config)
-        same = next((one for one in earlier if one.identity == identity), None)
+        same, identity = reused.get(index), identities[index]
         if same is not None and keep is not None:
-            # Reuse each old deployment only once, because two equal entries are two deployments.
-            earlier.remove(same)
             carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
@@ -236,8 +234,37 @@ def _part(limit: int, share: int) -> int:
     return max(1, limit // share)
 
 
-def _reusable(keep: RoutingPool | None) -> list[LiveDeployment]:
-    return [live for members in keep.members().values() for live in members] if keep is not None else []
+def _reused(
+    entries: Sequence[ModelEntry], names: Sequence[str], identities: Sequence[object], keep: RoutingPool | None
+) -> Mapping[int, LiveDeployment]:
+    """Return the deployments of the old pool that the entries reuse, by the index of the entry.
+
+    If several deployments have the backend of an entry, the one with the same id or model name is preferred, because
+    the counts, limits and running requests of a deployment belong to its entry.
+    """
+    earlier = [(model, live) for model, lives in (keep.members() if keep else {}).items() for live in lives]
+    pairs = [
+        (_likeness(entries[index], names[index], model, live), index, live)
+        for index, identity in enumerate(identities)
+        for model, live in earlier
+        if live.identity == identity
+    ]
+    reused: dict[int, LiveDeployment] = {}
+    taken: set[int] = set()
+    for _, index, live in sorted(pairs, key=lambda pair: pair[0], reverse=True):
+        # Reuse each old deployment only once, because two equal entries are two deployments.
+        if index not in reused and id(live) not in taken:
+            reused[index] = live
+            taken.add(id(live))
+    return reused
+
+
+def _likeness(entry: ModelEntry, name: str, model: str, live: LiveDeployment) -> int:
+    """Return how likely the deployment `live` of the old model `model` is that of the entry."""
+    if entry.model_info.id == live.name:
+        return 4
+    # Names without an id change if entries before them are added or removed.
+    return 2 * (entry.model_name == model) + (name == live.name)
 
 
 def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> DeploymentConfig:
