@@ -144,6 +144,8 @@ class OpenAiApi:
                 if ended:
                     await answer.settle()
                     return
+            if job.api is Api.CHAT and len(finished) < choices:
+                raise BackendProtocolError("the backend ended its answer before it was complete")
         finally:
             answer.close()
 

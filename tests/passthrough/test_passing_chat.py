@@ -220,6 +220,35 @@ async def test_a_broken_stream_ends_with_an_error_and_without_done(fault: Fault,
     assert not answer.done
 
 
+def choice_event(index: int, text: str, finish: str | None = None) -> Step:
+    choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
+    return Write(sse_event({"choices": [choice]}), framed=True)
+
+
+# Events of a stream with `n: 2` whose second choice is not complete.
+CUT_CHOICES = {
+    "both choices at once": [choice_event(0, "a"), choice_event(1, "b"), choice_event(0, "", "stop")],
+    "one choice after the other": [choice_event(0, "a"), choice_event(0, "", "stop")],
+}
+
+
+@pytest.mark.parametrize("events", CUT_CHOICES.values(), ids=CUT_CHOICES)
+async def test_a_stream_that_breaks_off_in_its_second_choice_ends_with_an_error(events: list[Step]) -> None:
+    def cut(steps: list[Step]) -> list[Step]:
+        return events
+
+    async with passed(OpenAiScript(faults=(cut,))) as (running, _fake):
+        answer = await running.chat(model="other", stream=True, n=2)
+    assert answer.events[-1]["error"]["code"] == "backend_protocol_error"
+    assert not answer.done
+
+
+async def test_a_server_may_ignore_the_number_of_choices() -> None:
+    async with passed() as (running, _fake):
+        answer = await running.chat(model="other", stream=True, n=2)
+    assert (text_of(answer), answer.done) == ("Four.", True)
+
+
 @pytest.mark.parametrize("shows_usage", [False, True])
 async def test_a_stream_ends_although_the_backend_delays_done(shows_usage: bool) -> None:
     script = OpenAiScript(faults=(stall_at(5),))

@@ -25,10 +25,16 @@ def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Js
 def test_a_response_with_several_choices_ends_with_the_last() -> None:
     relaying = relay_for(passthrough_request(Api.CHAT, stream=True, choices=2))
     relaying.feed([chunk(0, "a"), chunk(1, "b"), chunk(0, finish="stop")])
-    assert (relaying.is_complete, relaying.ending) == (True, False)
+    assert (relaying.is_complete, relaying.ending) == (False, False)
     relaying.feed([chunk(1, "c", finish="length")])
     assert (relaying.is_complete, relaying.ending, relaying.reason) == (True, True, FinishReason.LENGTH)
     assert relaying.text == ["a", "b", "c"]
+
+
+def test_a_stream_may_have_fewer_choices_than_requested() -> None:
+    relaying = relay_for(passthrough_request(Api.CHAT, stream=True, choices=2))
+    relaying.feed([chunk(0, "a"), chunk(0, finish="stop")])
+    assert (relaying.is_complete, relaying.ending) == (True, False)
 
 
 USAGE = {

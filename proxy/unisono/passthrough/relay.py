@@ -64,7 +64,7 @@ class Relay(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the backend has reported the end of a choice, so that the answer may end."""
+        """Return whether the backend has ended all that it began, so that the answer may end."""
         return bool(self.finish)
 
     @property
@@ -109,7 +109,14 @@ class ChatRelay(Relay):
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
         super().__init__(passthrough)
-        self._finished: set[int] = set()  # numbers of the choices that have ended
+        # numbers of the choices that have begun, and of those that have ended
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        # A server may ignore `n` and send fewer choices. But each choice of a stream needs a finish reason.
+        return bool(self.finish) and (not self._passthrough.stream or self._begun <= self._finished)
 
     @property
     def ending(self) -> bool:
@@ -131,11 +138,12 @@ class ChatRelay(Relay):
         return passed
 
     def _choice(self, choice: Mapping[str, Json]) -> None:
-        finish = choice.get("finish_reason")
+        finish, index = choice.get("finish_reason"), choice.get("index")
+        number = index if isinstance(index, int) else 0
+        self._begun.add(number)
         if isinstance(finish, str) and finish:
             self.finish = finish
-            number = choice.get("index")
-            self._finished.add(number if isinstance(number, int) else 0)
+            self._finished.add(number)
         part = choice.get("delta" if self._passthrough.stream else "message")
         if not isinstance(part, Mapping):
             return
