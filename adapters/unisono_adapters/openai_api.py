@@ -17,6 +17,7 @@ import orjson
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.lax_numbers import whole_number
 from unisono.core.passthrough_request import (
     TEXT_APIS,
     AnswerBytes,
@@ -121,7 +122,7 @@ class OpenAiApi:
 
     async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
-        choices, finished, has_usage = _choices_of(job.body), set[int](), False
+        choices, finished, has_usage = whole_number(job.body, "n") or 1, set[int](), False
         try:
             while (events := await _next_events(answer, has_usage=has_usage)) is not None:
                 objects: list[Mapping[str, Json]] = []
@@ -173,12 +174,6 @@ async def _next_events(answer: BackendAnswer, *, has_usage: bool) -> list[bytes]
         async with asyncio.timeout(LINGER_S):
             return await answer.read()
     return None
-
-
-def _choices_of(body: Mapping[str, Json]) -> int:
-    """Return the number of choices that a request asks for."""
-    number = body.get("n")
-    return number if isinstance(number, int) else 1
 
 
 def _finished_choices(chunk: Mapping[str, Any]) -> Iterator[int]:

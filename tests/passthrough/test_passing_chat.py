@@ -388,7 +388,8 @@ async def test_a_gpt_oss_failure_forwards_the_original_body(stream: bool, by: st
     assert answer.headers["x-unisono-failovers"] == "1"
 
 
-async def test_a_stream_ends_after_the_usage_of_its_last_choice() -> None:
+@pytest.mark.parametrize("n", [2, "2"])
+async def test_a_stream_ends_after_the_usage_of_its_last_choice(n: int | str) -> None:
     def usage_of_each_choice(steps: list[Step]) -> list[Step]:
         """End a choice with its usage before the other choice begins, as llama.cpp does."""
         ended = {"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]}
@@ -397,7 +398,7 @@ async def test_a_stream_ends_after_the_usage_of_its_last_choice() -> None:
         return [*steps[:1], *begun, Sleep(3 * LINGER_S), *steps[1:]]
 
     async with passed(OpenAiScript(faults=(usage_of_each_choice,))) as (running, _fake):
-        answer = await running.chat(model="other", stream=True, n=2)
+        answer = await running.chat(model="other", stream=True, n=n)
     assert (text_of(answer), answer.done) == ("Four.", True)
 
 
