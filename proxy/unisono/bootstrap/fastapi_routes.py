@@ -93,7 +93,7 @@ def build_fastapi(gateway: Gateway, state: State, *, check: Build[object], share
         Administration(store, gateway.salt, clock, is_keyless, config.litellm_settings.zone),
         WebDeps(overview, store, find_dependency(state, LiveOutputs)),
         build_tokenizer(catalogue, pool, find_dependency(state, ChatRoute)),
-        ConversationDeps(store, responses.today, responses.new_id, clock, responses.files),
+        ConversationDeps(store, responses.today, responses.new_id, clock, responses.seals, responses.files),
     )
     return fastapi_app(ROUTES, state)
 

@@ -80,7 +80,7 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
         middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    mount(app, CONVERSATIONS.routes, ConversationDeps(deps.store, deps.today, deps.new_id, deps.clock))
+    mount(app, CONVERSATIONS.routes, ConversationDeps(deps.store, deps.today, deps.new_id, deps.clock, deps.seals))
     mount(app, RESPONSES_ROUTES, ResponsesApi(deps, runner, keep_alive_s))
     gateway.pool.start()
     await gateway.upkeep.start()

@@ -14,6 +14,7 @@ from tests.api.responses.frames import ids
 from unisono.api.asgi_layers import asgi_layers
 from unisono.api.fastapi_app import register
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
+from unisono.api.sealing import Sealer
 from unisono.core.state_store import Store
 from unisono.store import open_store
 from unisono.store.codec import StateLimits
@@ -28,6 +29,7 @@ class ConversationsApi:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.sealer = Sealer(b"a salt for tests, long enough")
         self.app = FastAPI(
             docs_url=None,
             openapi_url=None,
@@ -35,8 +37,13 @@ class ConversationsApi:
             middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
         )
         register(self.app)
-        deps = ConversationDeps(store, today=lambda: "2026-11-20", new_id=ids(), clock=lambda: 1_790_000_000.75)
+        deps = ConversationDeps(
+            store, today=lambda: "2026-11-20", new_id=ids(), clock=lambda: 1_790_000_000.75, seals=self._seals
+        )
         mount(self.app, CONVERSATIONS.routes, deps)
+
+    async def _seals(self) -> Sealer:
+        return self.sealer
 
     async def ask(
         self, method: str, path: str, json: Any = None, *, as_: str = "ann", body: bytes | None = None, **query: Any

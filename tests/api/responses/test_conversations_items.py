@@ -13,7 +13,7 @@ from tests.contract.state import answered, response, said
 from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
 from unisono.api.responses.input_items import KINDS
-from unisono.core.conversation import AssistantCall, ToolResult, UserMessage
+from unisono.core.conversation import SUMMARY_HEADING, AssistantCall, AssistantReasoning, Item, ToolResult, UserMessage
 from unisono.core.state_store import Lease, Status, StoredItem
 from unisono.store import open_store
 from unisono.store.codec import StateLimits
@@ -353,6 +353,32 @@ async def test_an_unchanged_item_keeps_its_generated_tokens(api: ConversationsAp
     assert changed.meaning != generated.meaning
     assert {unchanged.id, changed.id, referenced.id}.isdisjoint({generated.id})
     assert referenced.wire == {**generated.wire, "id": referenced.id}
+
+
+SEALED: dict[str, tuple[Item, ...]] = {
+    # type of the item: sealed items
+    "reasoning": (AssistantReasoning("Tea?", (17, 4)),),
+    "compaction": (UserMessage(f"{SUMMARY_HEADING}They want tea."),),
+}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new conversation", "existing conversation"])
+@pytest.mark.parametrize("kind", SEALED)
+async def test_an_encrypted_item_has_its_decrypted_content(api: ConversationsApi, kind: str, is_new: bool) -> None:
+    def item(tenant: str) -> dict[str, Any]:
+        return {"type": kind, "summary": [], "encrypted_content": api.sealer.seal(tenant, SEALED[kind])}
+
+    own, foreign = HELLO, item("bob")
+    if is_new:
+        response = await api.ask("POST", "/v1/conversations", {"items": [own, item("ann"), foreign]})
+        conversation = response.json()["id"]
+    else:
+        conversation = await api.create(own)
+        response = await add(api, conversation, item("ann"), foreign)
+    assert response.status == 200, response.body
+    assert [each.meaning for each in await stored_items(api, conversation)][1:] == [SEALED[kind], ()]
+    [note] = response.json()["unisono"]["notes"]
+    assert note.startswith(f"items.{2 if is_new else 1}: no effect, because")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from unisono.api.history_builder import History
 from unisono.api.responses.configuration_updates import UNCHANGED, Configuration
 from unisono.api.responses.declared_tools import Searcher
-from unisono.api.responses.input_items import InputClientToolOutput
+from unisono.api.responses.input_items import InputClientToolOutput, InputItem
 from unisono.api.responses.server_tools.approval_history import MADE, NOTHING_HOSTED, ServerToolHistory
-from unisono.api.summary import without_tokens
+from unisono.api.summary import ItemSealing, without_tokens
 from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
     AddedTools,
@@ -33,6 +34,16 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 def nothing_stored(_: str) -> None:
     """Return None for every id or sealed text; used when nothing is stored or sealed."""
+
+
+def has_sealed(items: Sequence[InputItem]) -> bool:
+    """Return True if the client sent an encrypted text, so that the encryption key is needed."""
+    return any(getattr(item, "encrypted_content", None) for item in items)
+
+
+def opener(seals: ItemSealing | None, tenant: str) -> Callable[[str], Sequence[Item] | None]:
+    """Return the function that decrypts sealed texts of a tenant, with `seals` if available."""
+    return nothing_stored if seals is None else partial(seals.open, tenant)
 
 
 @dataclass(frozen=True, slots=True)

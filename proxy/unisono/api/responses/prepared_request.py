@@ -20,7 +20,7 @@ from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_s
 from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
-from unisono.api.responses.input_conversion import KnownState, nothing_stored
+from unisono.api.responses.input_conversion import KnownState, has_sealed, opener
 from unisono.api.responses.input_items import COMPACTIONS
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
@@ -33,7 +33,6 @@ from unisono.api.responses.server_tools.servers import to_servers
 from unisono.api.server_rules import ServerRules
 from unisono.api.summary import ItemSealing, replaces_history, sealed_items
 from unisono.core.access import Caller
-from unisono.core.conversation import Item
 from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
@@ -308,23 +307,17 @@ def _notes_on_summary(request: ResponsesRequest, model: ResponsesModel) -> tuple
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:
-    has_sealed = any(getattr(item, "encrypted_content", None) for item in request.input)
-    return has_sealed or request.seals_reasoning or request.is_compaction or bool(request.context_management)
+    return (
+        has_sealed(request.input)
+        or request.seals_reasoning
+        or request.is_compaction
+        or bool(request.context_management)
+    )
 
 
 def _known(past: PriorState, seals: ItemSealing | None, tenant: str) -> KnownState:
     stored = (past.stored_items or {}).get
-    return KnownState(past.earlier, stored, _opener(seals, tenant), past.hosted, past.now, past.configuration)
-
-
-def _opener(seals: ItemSealing | None, tenant: str) -> Any:
-    if seals is None:
-        return nothing_stored
-
-    def opened(text: str) -> Sequence[Item] | None:
-        return seals.open(tenant, text)
-
-    return opened
+    return KnownState(past.earlier, stored, opener(seals, tenant), past.hosted, past.now, past.configuration)
 
 
 def _sealer(seals: ItemSealing | None, tenant: str) -> Any:

@@ -24,8 +24,9 @@ from unisono.api.json_response import to_whole
 from unisono.api.media import MediaHistory, MediaSource, file_context
 from unisono.api.media_removal import HistoryFields
 from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
+from unisono.api.responses.deps import SealsSource
 from unisono.api.responses.inbound import to_entries
-from unisono.api.responses.input_conversion import InputConversion, KnownState
+from unisono.api.responses.input_conversion import InputConversion, KnownState, has_sealed, opener
 from unisono.api.responses.input_items import (
     GivenItem,
     InputApprovalResponse,
@@ -145,12 +146,14 @@ class ConversationDeps:
 
     `today` returns the date as YYYY-MM-DD. A conversation stores the date of its creation, and its prompts state that
     date. `new_id` returns an unguessable id with the given prefix. `clock` returns the time in seconds since the epoch.
+    `seals` waits for the encryption key, which may be in the store. Raises StoreUnavailable if the store fails.
     """
 
     store: Store
     today: Callable[[], str]
     new_id: NewId
     clock: Callable[[], float]
+    seals: SealsSource
     files: FileReader | None = None
 
 
@@ -214,7 +217,7 @@ async def create_conversation(
     deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, _items_in(NewConversation)]
 ) -> Response:
     """Create a conversation."""
-    known = await load_known_state(deps.store, caller.tenant, new.items)
+    known = await load_known_state(deps, caller.tenant, new.items)
     items, notes = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
     created = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
     await deps.store.create_conversation(caller.tenant, created, items)
@@ -316,7 +319,7 @@ async def added(
         earlier = await store.conversation_items(tenant, head.id) if bound else ()
         if earlier is None:
             break
-        known = await load_known_state(store, tenant, items, earlier)
+        known = await load_known_state(deps, tenant, items, earlier)
         entries, notes = await asyncio.to_thread(to_added, items, known, deps.new_id)
         try:
             await store.append(tenant, head.id, entries, revision=head.revision if bound else None)
@@ -331,15 +334,16 @@ async def added(
 
 
 async def load_known_state(
-    store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
+    deps: ConversationDeps, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """Read the stored items that new items refer to.
+    """Read the stored items that new items refer to, and the key of their encrypted texts.
 
     The result also contains the content of `earlier`, the history before the new items.
     """
     ids = referenced_ids(items)
-    stored = dict(zip(ids, await asyncio.gather(*(store.item(tenant, name) for name in ids)), strict=True))
-    return KnownState(meaning_of(earlier), stored.get, hosted=server_tool_history(earlier))
+    stored = dict(zip(ids, await asyncio.gather(*(deps.store.item(tenant, name) for name in ids)), strict=True))
+    opened = opener(await deps.seals() if has_sealed(items) else None, tenant)
+    return KnownState(meaning_of(earlier), stored.get, opened, hosted=server_tool_history(earlier))
 
 
 async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:
