@@ -183,8 +183,8 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
             }
         ],
         [
-            AssistantCall("call_1", "code_interpreter", '{"code":"1+1"}'),
-            ToolResult("call_1", "code_interpreter", "2\n[Image removed here: this model reads text only.]"),
+            AssistantCall("call_1", "python", "1+1"),
+            ToolResult("call_1", "python", "2\n[Image removed here: this model reads text only.]"),
         ],
     ),
 }

@@ -14,7 +14,7 @@ from typing import Final
 
 from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.field_types import MAX_MESSAGES, smallest
-from unisono.api.gateway_tools import builtin_for, builtin_notes
+from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
 from unisono.api.history_builder import join
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
@@ -285,7 +285,8 @@ def to_server_tools(
     # No tool list is emitted for a builtin tool, because the client knows its functions.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
-    visible = frozenset(server.label for server in servers if not server.builtin)
+    # Clients send executed code back with its outputs, but not the results of web searches.
+    visible = frozenset(server.label for server in servers if server.builtin in ("", PYTHON))
     return ServerTools(
         servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible, can_ask=True
     )

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from unisono.api.field_types import shortened
+from unisono.api.gateway_tools import PYTHON
 from unisono.api.history_builder import UNKNOWN_TOOL, join, text_of
 from unisono.api.responses.client_tools import FORMS, arguments_of
 from unisono.api.responses.configuration_updates import enforceable
@@ -253,13 +254,10 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
         return ()
     logs = [output.get("logs") for output in item.outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), "\n", param=f"{param}.outputs")
-    # The conversation cache finds the call by this id, so that the call is not rendered twice.
+    # The conversation cache finds the call by this id, so that its generated tokens are used, and only once. The name
+    # and the form are those of the model's own calls, which also fit code of other servers.
     call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
-    arguments = orjson.dumps({"code": item.code or ""}).decode()
-    return (
-        AssistantCall(call_id, "code_interpreter", arguments),
-        ToolResult(call_id, "code_interpreter", output),
-    )
+    return AssistantCall(call_id, PYTHON, item.code or ""), ToolResult(call_id, PYTHON, output)
 
 
 def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
