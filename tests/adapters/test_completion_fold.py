@@ -40,7 +40,7 @@ UNUSUAL: dict[str, tuple[bytes, type[Exception] | None]] = {
         orjson.dumps({"error": "x", "choices": [{"token_ids": [1], "finish_reason": None}]}),
         BackendError,
     ),
-    "id outside the vocabulary": (event([VOCABULARY]), BackendProtocolError),
+    "id outside the vocabulary": (event([VOCABULARY]), None),
     "negative id": (event([-1]), BackendProtocolError),
     "id that is a bool": (event([True]), BackendProtocolError),
     "id that is a float": (event([1.0]), BackendProtocolError),

@@ -111,8 +111,6 @@ async def test_stop_token_is_reported_unless_it_is_among_the_ids(
 
 INVALID_IDS: dict[str, object] = {
     "negative": -1,
-    "beyond the vocabulary": 201088,
-    "huge": 10**30,
     "float": 5.0,
     "string": "5",
     "bool": True,
@@ -131,6 +129,12 @@ async def test_invalid_token_id_is_a_protocol_error(fake: FakeVllm, backend: Vll
 async def test_first_and_last_id_of_the_vocabulary_are_valid(fake: FakeVllm, backend: VllmBackend) -> None:
     fake.script = lambda request: VllmScript(tokens=[0, 201087, RETURN])
     assert [token for chunk in await collect(backend) for token in chunk.tokens] == [0, 201087, RETURN]
+
+
+async def test_ids_above_the_vocabulary_become_its_first_invalid_id(fake: FakeVllm, backend: VllmBackend) -> None:
+    fake.script = lambda request: VllmScript(tokens=[1, 201088, 201089, 10**18, RETURN], per_chunk=2)
+    tokens = [token for chunk in await collect(backend) for token in chunk.tokens]
+    assert tokens == [1, 201088, 201088, 201088, RETURN]
 
 
 MISSING_IDS = {"missing": {"text": "hello"}, "null": {"text": "hello", "token_ids": None}, "text": {"token_ids": "12"}}

@@ -110,7 +110,7 @@ LLAMACPP = Dialect(
         "content of the wrong type": (inject_at(2, _llama(content=7)), BackendProtocolError),
         "tokens of the wrong type": (inject_at(2, _llama(tokens="7")), BackendProtocolError),
         "text without ids": (inject_at(2, _llama(content="x", tokens=None)), IdsMissing),
-        "id beyond the vocabulary": (inject_at(2, _llama(content="x", tokens=[201088])), BackendProtocolError),
+        "negative id": (inject_at(2, _llama(content="x", tokens=[-1])), BackendProtocolError),
         "stop without a reason": (inject_at(2, _llama(stop=True)), BackendProtocolError),
         "unknown reason": (inject_at(2, _llama(stop=True, stop_type="none")), BackendProtocolError),
         "reason of the wrong type": (inject_at(2, _llama(stop=True, stop_type=3)), BackendProtocolError),

@@ -15,6 +15,7 @@ from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript
 from tests.harmony.recoveries import CASES, TOOLS, C, Case, F, P, R
 from unisono.api.messages.tool_input import to_input, to_json
 from unisono.core.conversation import join_messages
+from unisono.core.generation import VOCABULARY
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -128,3 +129,18 @@ async def test_a_text_backend_recovers_output(number: int, stream: bool, surface
     has_hidden_stop = case.finish == "stop" and not case.output.endswith((*TERMINATORS, TEXT_AFTER_A_CALL))
     rules = ("restored-stop", *case.rules) if has_hidden_stop else case.rules
     assert_recovered(await request_case(text, surface, number, stream=stream), surface, case, rules, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_id_outside_the_vocabulary_is_dropped(stream: bool) -> None:
+    start, rest = (ENCODING.encode_marked(text) for text in ("<|channel|>final<|message|>It ", "rains.<|return|>"))
+    script = VllmScript(tokens=[*start, VOCABULARY, 2**33, *rest])
+    config = config_of("vllm@", unisono={"raw_completions": True})
+    async with FakeVllm(script=lambda _: script) as fake:
+        config["model_list"][0]["litellm_params"]["api_base"] = fake.url
+        async with gateway(config) as running:
+            for fields in ({}, {"logprobs": True}):
+                message = message_of(await running.chat(stream=stream, **fields))
+                assert (message.content, message.note["recoveries"]) == ("It rains.", ["bad-token"])
+            raw = await running.post("/v1/completions", b'{"model": "gpt-oss", "prompt": "Hi", "logprobs": 1}')
+    assert raw.body["choices"][0]["text"] == "finalIt rains."

@@ -20,6 +20,7 @@ from unisono.api.field_types import AtMost, ModelName, Text
 from unisono.api.route_table import BODY_ERRORS, RouteTable
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
+from unisono.core.generation import VOCABULARY
 from unisono.errors import InvalidRequest
 
 TOKENIZER = RouteTable("gateway", prefixes=("",))
@@ -32,7 +33,7 @@ class Tokenizer:
 
     `check_model` returns the context window of a model in tokens, None if unknown. It raises an error for a model that
     the caller may not use. `count` returns the number of prompt tokens of a chat request. `encode` raises ValueError
-    for text that the tokenizer rejects. `decode` raises KeyError for a token id outside the vocabulary.
+    for text that the tokenizer rejects.
     """
 
     check_model: Callable[[str, Caller], int | None]
@@ -147,7 +148,6 @@ async def detokenize(
 ) -> DetokenizedText:
     """Return the text of tokens."""
     tokenizer.check_model(body.model, caller)
-    try:
-        return DetokenizedText(prompt=tokenizer.decode(body.tokens))
-    except (KeyError, OverflowError):
-        raise InvalidRequest("Invalid value for 'tokens': an id is outside the vocabulary.", param="tokens") from None
+    if not all(0 <= token < VOCABULARY for token in body.tokens):
+        raise InvalidRequest("Invalid value for 'tokens': an id is outside the vocabulary.", param="tokens")
+    return DetokenizedText(prompt=tokenizer.decode(body.tokens))

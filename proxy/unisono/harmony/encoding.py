@@ -131,11 +131,14 @@ class Encoding:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode ids, with U+FFFD for bytes that are not UTF-8. Special tokens are spelled out."""
-        return self._bpe.decode(tokens, errors="replace")
+        return self.decode_bytes(tokens).decode(errors="replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Decode ids to bytes. Raises KeyError for an id outside the vocabulary."""
-        return self._bpe.decode_bytes(tokens)
+        """Decode ids to bytes. An id outside the vocabulary has no bytes."""
+        try:
+            return self._bpe.decode_bytes(tokens)
+        except (KeyError, OverflowError):
+            return self._bpe.decode_bytes([token for token in tokens if 0 <= token < VOCABULARY])
 
     @cached_property
     def assistant_start(self) -> tuple[int, ...]:
