@@ -63,6 +63,33 @@ def test_reasoning_calls_and_text_are_separate_parts(
     assert page.locator("#said").inner_text().startswith("The answer is complete. Hello!")
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("surface", ["chat", "completions"])
+def test_each_choice_has_its_own_parts(stage: dict[str, str], opened: Opened, surface: str, stream: bool) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    open_setting(page, "More parameters")
+    page.get_by_label("Further fields, as JSON").fill('{"n": 2}')
+    page.get_by_label("Stream").set_checked(stream)
+    answer = ask(page, "say brief", API=surface)
+    if surface == "chat":
+        parts = {"Reasoning": "Hm.", "Answer": "Hi.", "Reasoning (choice 2)": "Hm.", "Answer (choice 2)": "Hi."}
+    else:
+        parts = dict.fromkeys(("Raw output", "Raw output (choice 2)"), answer.locator(".part-body").first.inner_text())
+        assert parts["Raw output"].count("Hi.") == 1
+    titles = answer.locator(".part-title").all_inner_texts()
+    shown = dict(zip(titles, answer.locator(".part-body").all_inner_texts(), strict=False))
+    assert {title: text.strip() for title, text in shown.items() if text.strip()} == parts
+    # The chat continues with the first choice, also after a reload.
+    page.reload()
+    page.get_by_role("button", name="say brief").click()
+    with page.expect_request(lambda request: request.method == "POST") as sent:
+        page.get_by_label("Message", exact=True).fill("say hello")
+        page.get_by_role("button", name="Send", exact=True).click()
+    body = sent.value.post_data_json
+    said = body["messages"][1]["content"] if surface == "chat" else body["prompt"]
+    assert said.count("Hi.") == 1
+
+
 def test_a_raw_completion_shows_its_markers(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     answer = ask(page, "say hello", API="completions")

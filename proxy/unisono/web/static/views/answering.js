@@ -8,8 +8,8 @@ function choicesEvent(read) {
   return (event, transcript) => {
     if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
     for (const choice of event.choices ?? []) {
-      read(choice, transcript);
-      if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
+      read(choice, ofChoice(choice, transcript));
+      if (choice.finish_reason && !choice.index) transcript.about({ finish: choice.finish_reason });
     }
     if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
     if (event.unisono) transcript.about({ unisono: event.unisono });
@@ -18,10 +18,17 @@ function choicesEvent(read) {
 
 function choicesAnswer(read) {
   return (body, transcript) => {
-    const [choice] = body.choices;
-    read(choice, transcript);
-    transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
+    for (const choice of body.choices) read(choice, ofChoice(choice, transcript));
+    transcript.about({ finish: body.choices[0].finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
   };
+}
+
+// Returns a transcript whose parts belong to a choice. With `n`, each choice has its own parts.
+function ofChoice({ index }, transcript) {
+  if (!index) return transcript;
+  const part = (key, kind, title) =>
+    Object.assign(transcript.part(`${key} of choice ${index}`, kind, `${title} (choice ${index + 1})`), { choice: index });
+  return { part };
 }
 
 function chatParts(said, transcript, how) {

@@ -40,7 +40,7 @@ class Part {
   named(name, id) {
     this.name = name;
     this.id = id;
-    this.titled("Tool call", name);
+    this.titled(this.heading, name);
   }
 
   titled(what, name) {
@@ -90,8 +90,8 @@ class Part {
   }
 
   get saved() {
-    const { kind, heading, name, id, what, approval } = this;
-    return { kind, heading, name, id, what, approval, text: this.text };
+    const { kind, heading, name, id, what, approval, choice } = this;
+    return { kind, heading, name, id, what, approval, choice, text: this.text };
   }
 }
 
@@ -132,9 +132,9 @@ export class Transcript {
     Object.assign(this.known, more);
   }
 
-  // Parts that the next request includes.
+  // Parts that the next request includes: those of the first choice.
   get turn() {
-    const of = (kind) => [...this.parts.values()].filter((part) => part.kind === kind);
+    const of = (kind) => [...this.parts.values()].filter((part) => part.kind === kind && !part.choice);
     const blocks = this.blocks?.map(({ json, ...block }) => (json === undefined ? block : { ...block, input: parsedOr(json) }));
     return {
       kind: "assistant",
@@ -197,7 +197,7 @@ export class Transcript {
     for (const [key, one] of parts) {
       const part = made.part(key, one.kind, one.heading);
       if (one.what) part.titled(...one.what);
-      Object.assign(part, { name: one.name, id: one.id, approval: one.approval });
+      Object.assign(part, { name: one.name, id: one.id, approval: one.approval, choice: one.choice });
       part.set(one.text);
     }
     Object.assign(made, { known, items, blocks });
