@@ -90,6 +90,23 @@ def test_each_choice_has_its_own_parts(stage: dict[str, str], opened: Opened, su
     assert said.count("Hi.") == 1
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("surface", [*APIS, "completions"])
+def test_a_further_field_overrides_the_setting_stream(
+    stage: dict[str, str], opened: Opened, surface: str, stream: bool
+) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    open_setting(page, "More parameters")
+    page.get_by_label("Stream").set_checked(not stream)
+    page.get_by_label("Further fields, as JSON").fill(json.dumps({"stream": stream}))
+    with page.expect_response(lambda response: response.request.method == "POST") as answered:
+        answer = ask(page, "say brief", API=surface)
+    kind = "text/event-stream" if stream else "application/json"
+    assert answered.value.headers["content-type"].startswith(kind)
+    assert "Hi." in answer.locator(".part-body").last.inner_text()
+    assert answer.locator(".trouble, .note:visible").count() == 0
+
+
 def test_a_raw_completion_shows_its_markers(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     answer = ask(page, "say hello", API="completions")

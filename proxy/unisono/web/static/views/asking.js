@@ -25,7 +25,11 @@ function parsed(field, text) {
   }
 }
 
-export function toRequest(given, turns) {
+export function toRequest(settings, turns) {
+  const more = settings.more.trim() ? parsed("more", settings.more) : {};
+  if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
+  // Other fields depend on `stream`, which a further field may override.
+  const given = { ...settings, stream: Object.hasOwn(more, "stream") ? more.stream : settings.stream };
   const body = { model: given.model, ...BUILDERS[given.surface](given, turns) };
   const sampling = { temperature: given.temperature, top_p: given.topP, seed: given.surface === "messages" || given.surface === "responses" ? "" : given.seed };
   if (given.surface === "chat" || given.surface === "completions") Object.assign(sampling, { frequency_penalty: given.frequency, presence_penalty: given.presence });
@@ -33,8 +37,6 @@ export function toRequest(given, turns) {
   const stops = given.stop.split("\n").filter(Boolean);
   if (stops.length && given.surface !== "responses") body[given.surface === "messages" ? "stop_sequences" : "stop"] = stops;
   if (given.stream) body.stream = true;
-  const more = given.more.trim() ? parsed("more", given.more) : {};
-  if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
   // Fields that a client library may not know.
   const extra = [...EXTRA, ...Object.keys(more).filter((name) => !Object.hasOwn(body, name))];
   Object.assign(body, more);

@@ -119,11 +119,11 @@ export class Lane {
     try {
       const shows = this.owner.showsTokens;
       // The tokens are requested as part of the stream, because a separate request might reach a different process.
-      const headers = { ...request.headers, ...(shows && given.stream ? { "x-unisono-tokens": "comments" } : {}) };
+      const headers = { ...request.headers, ...(shows && request.body.stream ? { "x-unisono-tokens": "comments" } : {}) };
       const onSend = () => { transcript.begin(); say("The answer is being generated"); };
       const answer = await asked(request.path, { body: request.body, headers, signal: running.signal, onSend });
       requestId = answer.headers.get("x-request-id");
-      if (given.stream) {
+      if (request.body.stream) {
         const onTokens = shows ? this.tokensBeside(transcript) : undefined;
         for await (const event of events(answer, onTokens)) {
           STREAMED[given.surface](event, transcript);
