@@ -196,10 +196,8 @@ class RequestOrigin:
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
-    # True for the answer after a compaction: the generation of its summary was admitted, and counts as the request.
-    is_admitted: bool = False
-    # The choices to which the generation belongs; None if the client's request has one choice.
-    choices: ChoiceGroup | None = field(default=None, compare=False, repr=False)
+    is_admitted: bool = False  # admitted with the summary of its compaction, and counted as the same request
+    choices: ChoiceGroup | None = field(default=None, compare=False, repr=False)  # None if the request has one choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ async def _changed_limits(
         owners += await admin.store.directory(kind)
     for owner in owners:
         if owner.budget == now.id:
-            yield owner, *(with_budget(owner.limits, now.id, budget) for budget in (was, now))
+            before, after = (with_budget(owner.limits, now.id, budget) for budget in (was, now))
+            yield owner, before, after
 
 
 def _account_of(owner: Owner) -> Account:
