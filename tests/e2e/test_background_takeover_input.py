@@ -35,10 +35,16 @@ async def taken_over(folder: Path, fake: FakeVllm, fields: Json) -> Json:
 
 
 @pytest.mark.slow
-async def test_a_configuration_update_stays_in_force_after_a_takeover(tmp_path: Path) -> None:
+async def test_settings_and_notes_from_the_input_stay_after_a_takeover(tmp_path: Path) -> None:
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
+    items = [image, {"type": "file_search_call", "id": "fs_1"}, UPDATE, {"role": "user", "content": QUESTION}]
     async with FakeVllm(script=Model(delay_s=0.03).script) as fake:
-        response = await taken_over(tmp_path, fake, {"input": [UPDATE, {"role": "user", "content": QUESTION}]})
+        response = await taken_over(tmp_path, fake, {"input": items})
         assert response["status"] == "completed"
+        media, search = response["unisono"]["notes"]
+        assert media.startswith("input.0.content.0: ")
+        assert search.startswith("input.1: no effect")
+        assert response["unisono"]["recoveries"] == ["media-left-out"]
         first, *others = [ENCODING.decode(prompt) for prompt in prompts_about(fake, QUESTION)]
         assert others
         assert "Reasoning: high" in first

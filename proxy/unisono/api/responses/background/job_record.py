@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,9 @@ from unisono.errors import StoreConflict
 
 # Note with the request without its input. It is removed when the response is finished.
 REQUEST_NOTE = "asked"
+# Keys in `REQUEST_NOTE` of facts that reading the input yields: the notes for the client and the applied recoveries.
+NOTES = "notes"
+RECOVERIES = "recoveries"
 # Note with two numbers: the takeovers after a crash in a row without a new token, and the number of logged tokens at
 # the last takeover.
 TRIES = "tries"
@@ -50,6 +53,8 @@ async def recorded(
         "size": size,
         "key": prepared.sender.caller.key,
         "user": IDENTITY.get().user,
+        NOTES: [*prepared.frame.notes],
+        RECOVERIES: [*prepared.generation.request.origin.recoveries],
     }
     return to_stored(prepared, prepared.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
@@ -134,11 +139,18 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
         lease=lease,
         size=size,
     )
-    frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors)
+    # Earlier versions stored neither notes nor recoveries.
+    notes = tuple(note.get(NOTES, prepared.frame.notes))
+    frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors, notes=notes)
+    rebuilt = _with_recoveries(prepared.generation.request, note.get(RECOVERIES, ()))
     # The time limit for tools applies to all processes together. It began when the response was created.
     spent_s = max(deps.clock() - response.created_at, 0.0)
-    generation = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
+    generation = replace(prepared.generation, input=response.input, request=later(rebuilt, spent_s))
     return replace(prepared, generation=generation, frame=frame, revision=revision)
+
+
+def _with_recoveries(request: GenerationRequest, recoveries: Iterable[str]) -> GenerationRequest:
+    return replace(request, origin=replace(request.origin, recoveries=tuple(recoveries)))
 
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
