@@ -9,7 +9,7 @@ import pytest
 from tests.api.responses.folding import fold
 from tests.api.responses.sockets import ScriptedGateway, scripted_gateway
 from tests.api.scripted import Step, call, final, finished
-from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
+from unisono.core.conversation import AssistantCall, AssistantMessage, Effort, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredConversation
 from unisono.errors import BackendUnavailable
 
@@ -60,6 +60,17 @@ async def test_a_compaction_replaces_the_responses_before_it(store: bool | None)
         # A stored response takes over the items of the unstored ones before it.
         await ann.respond(input="Three?", previous_response_id=second["id"])
         assert items_of_request(gateway)[:3] == [asked, summary, newest]
+
+
+async def test_a_configuration_update_stays_in_force_after_a_compaction() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Summary.", "Two.", "Three.")) as gateway:
+        ann = await gateway.connect()
+        update = {"type": "configuration_update", "reasoning": {"effort": "high"}}
+        last = await ann.respond(input=[{"role": "user", "content": "One?"}, update], store=False)
+        for asked, store in (([{"type": "compaction_trigger"}], False), ("Two?", True), ("Three?", True)):
+            last = await ann.respond(input=asked, store=store, previous_response_id=last["id"])
+        efforts = [request.conversation.preamble.effort for request in gateway.service.turns]
+        assert efforts == [Effort.HIGH] * 4
 
 
 async def test_a_stored_response_is_continued_on_any_connection_and_over_http() -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unisono.api.responses.configuration_updates import configuration_in
+from unisono.api.responses.configuration_updates import CONFIGURATION_UPDATE, configuration_in
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.persistence import JOINS
@@ -120,7 +120,9 @@ class Continuation:
         loose = (*(self._found.loose if self._found else ()), *new)
         earlier = continued(self._prior.earlier, new)
         if is_compacted(response):
-            loose, earlier = response.output, meaning_of(response.output)
+            # The compaction replaces the conversation, but not the settings.
+            updates = (item for item in loose if item.wire.get("type") == CONFIGURATION_UPDATE)
+            loose, earlier = (*updates, *response.output), meaning_of(response.output)
         past = PriorState(
             earlier=earlier,
             ancestors=self._prior.ancestors,
