@@ -475,6 +475,22 @@ def test_a_refusal_is_a_refusal_part() -> None:
     assert fold(events_on_wire).output[0]["content"] == [{"type": "refusal", "refusal": "No."}]
 
 
+@pytest.mark.parametrize(
+    ("began", "logprobs", "is_noted"),
+    [(final(0, "Hello.")[:2], 0, True), (final(0, "Hello.")[:2], None, False), (reasoning(0, "Hm."), 0, False)],
+    ids=["text", "no log probabilities requested", "only reasoning"],
+)
+def test_a_resumed_response_notes_missing_log_probabilities(
+    began: list[engine_events.Event], logprobs: int | None, is_noted: bool
+) -> None:
+    events = ResponseEvents(frame(logprobs=logprobs), GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    events.resume(began, 5)
+    events.write([*final(0, "Hello.")[2:], finished()] if is_noted or logprobs is None else [finished()])
+    assert events.stored is not None
+    notes = to_response(events.stored)["unisono"].get("notes", [])
+    assert [note.startswith("top_logprobs: log probabilities are missing") for note in notes] == [True] * is_noted
+
+
 def test_hidden_reasoning_has_item_events_without_text() -> None:
     response_frame = frame(show_reasoning=False, seal=lambda item: "sealed", summary_chars=600)
     events, _ = streamed([[*reasoning(0, "hm"), *final(1, "Hi"), finished()]], response_frame)

@@ -143,6 +143,7 @@ class ResponseEvents:
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
+        self._frame = self._frame.resumed(batch)
 
     def refuse(self, text: str) -> list[WireEvent]:
         """Return the events of a refusal message. The caller must end the response afterwards."""

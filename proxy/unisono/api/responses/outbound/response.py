@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, assert_never, cast
 
 from unisono.api.responses.client_tools import TOOLS, call_fields, started_call
@@ -48,7 +48,7 @@ from unisono.api.responses.outbound.stored_logprobs import MAX_STORED_LOGPROBS, 
 from unisono.api.responses.schema import LOGPROBS, OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
-from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Sampling, Usage
@@ -61,6 +61,7 @@ LOGPROBS_NOT_STORED = (
     f"log probabilities are not stored for an item of the answer that has more than {MAX_STORED_LOGPROBS:,} of them; "
     "later requests return this item without log probabilities"
 )
+LOGPROBS_LOST = "log probabilities are missing for the text before another process continued the response"
 # Error codes of a failed response; agents act on them. The first matching row applies.
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
@@ -151,8 +152,17 @@ class ResponseFrame:
         is_stored = bool(self.request.get("store")) or self.conversation is not None
         if not is_stored or not any(map(exceeds_storage, output)):
             return self.notes
-        field = "include" if LOGPROBS in self.include else "top_logprobs"
-        return (*self.notes, f"{field}: {LOGPROBS_NOT_STORED}")
+        return (*self.notes, self._note_on_logprobs(LOGPROBS_NOT_STORED))
+
+    def resumed(self, batch: Sequence[Event]) -> ResponseFrame:
+        """Return the frame of a response that another process began with the events `batch`."""
+        has_text = any(isinstance(event, Delta | Closed) and isinstance(event.item, Text) for event in batch)
+        if self.logprobs is None or not has_text:
+            return self
+        return replace(self, notes=(*self.notes, self._note_on_logprobs(LOGPROBS_LOST)))
+
+    def _note_on_logprobs(self, note: str) -> str:
+        return f"{'include' if LOGPROBS in self.include else 'top_logprobs'}: {note}"
 
     def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
         """Return an item of the answer in its stored form. `so_far` is the item as emitted so far."""
