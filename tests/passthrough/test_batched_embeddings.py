@@ -18,6 +18,7 @@ from tests.fakes.openai_modes import FakeModes, vector_of
 from tests.passthrough.test_embeddings import embed, embedder
 from tests.passthrough.test_passing_chat import served
 from tests.passthrough.test_passing_counted import used_by
+from unisono.core.observer import GenerationFacts, StepDone
 from unisono.core.quotas import TokenUsage
 
 SIZE = 4
@@ -176,6 +177,12 @@ async def test_the_request_counts_once_with_the_usage_of_all_parts(tmp_path: Pat
         used = await used_by(running, record.tenant, record.id)
     assert used == TokenUsage(requests=1, input=30)
     assert len(fake.requests) == 8
+
+
+def test_the_usage_of_an_incomplete_request_has_all_answered_parts() -> None:
+    steps = [StepDone(number, "vllm-1", 0.0, None, 1.0, 2, None, 0) for number in range(8)]
+    assert GenerationFacts(steps=steps, prompt_tokens=16).usage.prompt_tokens == 16
+    assert GenerationFacts(steps=steps[:1]).usage.prompt_tokens == 2
 
 
 async def test_missing_usage_of_the_parts_is_estimated_once(tmp_path: Path) -> None:

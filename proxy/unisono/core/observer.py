@@ -173,7 +173,7 @@ class GenerationFacts:
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
-    prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
+    prompt_tokens: int = 0  # tokens of the first rendered prompt, or of all inputs; 0 before they are known
     tool_output_tokens: int = 0  # tokens of the results of server tools in rendered prompts
     left_out: int = 0  # oldest items dropped because the conversation was too long
     shortened: int = 0  # texts shortened because the newest items alone were too long for a summary
@@ -191,7 +191,8 @@ class GenerationFacts:
         if not self.steps:
             return Usage()
         return Usage(
-            prompt_tokens=self.steps[0].prompt_tokens,
+            # The first step knows only its own prompt: a part of the inputs, or a prompt that continues a journal.
+            prompt_tokens=self.prompt_tokens or self.steps[0].prompt_tokens,
             completion_tokens=sum(step.generated for step in self.steps),
             cached_tokens=self.steps[0].cached_tokens or 0,
             tool_output_tokens=self.tool_output_tokens,
