@@ -200,23 +200,25 @@ async def test_the_reset_of_a_limit_is_not_before_the_retry_delay(limits: KeyLim
 
 async def test_rate_limit_headers_report_the_remaining_quota_on_every_api(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=KeyLimits(rpm=6, tpm=100_000))
+        _, key = await keys.issue(limits=KeyLimits(rpm=8, tpm=100_000))
         headers = {**bearing(key)}
         bodies: Sequence[tuple[str, dict[str, Any]]] = [
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
             ("/v1/responses", {"input": "Hi"}),
             ("/responses", {"input": "Hi", "stream": True}),
+            ("/v1/responses", {"input": "Hi", "background": True}),
+            ("/v1/responses", {"input": "Hi", "background": True, "stream": True}),
             ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}),
             ("/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True}),
         ]
-        for remaining, (path, body) in zip((5, 4, 3, 2, 1, 0), bodies, strict=True):
+        for remaining, (path, body) in zip(range(7, -1, -1), bodies, strict=True):
             response = await running.post(path, json.dumps({"model": "gpt-oss", **body}).encode(), **headers)
             assert response.status == 200
             rate_headers = {
                 name.lower(): value for name, value in response.headers.items() if name.lower().startswith("x-rate")
             }
-            assert rate_headers["x-ratelimit-limit-requests"] == "6"
+            assert rate_headers["x-ratelimit-limit-requests"] == "8"
             assert rate_headers["x-ratelimit-remaining-requests"] == str(remaining)
             assert rate_headers["x-ratelimit-reset-requests"] in ("1m0s", "1m1s", "59s", "58s")
             assert rate_headers["x-ratelimit-limit-tokens"] == "100000"
@@ -228,9 +230,10 @@ async def test_rate_limit_headers_report_the_remaining_quota_on_every_api(tmp_pa
             error = refused.body["error"]
             if "messages" in path:
                 assert (error["type"], error["details"]["error_code"]) == ("rate_limit_error", "rate_limit_exceeded")
+                assert refused.headers["anthropic-ratelimit-requests-remaining"] == "0"
             else:
                 assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
-            assert 55 < int(refused.headers["retry-after"]) <= 61
+            assert 30 < int(refused.headers["retry-after"]) <= 61
             assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         unlimited = await running.post(
             bodies[0][0], json.dumps({"model": "gpt-oss", **bodies[0][1]}).encode(), **bearing(MASTER)

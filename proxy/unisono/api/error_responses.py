@@ -29,6 +29,7 @@ from unisono.api.answer_headers import limit_headers
 from unisono.api.json_response import BODY_WRITER, BodyWriter, to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
+from unisono.core.quotas import QuotaStatus
 from unisono.engine.request import GenerationReport
 from unisono.errors import (
     BodyTimeout,
@@ -97,13 +98,14 @@ class FailureFormat:
     `body` makes the error body from the error and the request id. `event` is the template of the event that reports the
     error in a stream. `id_header` is the name of a second response header for the request id, besides `x-request-id`.
     `sign` is the name of a request header in lower case. If `sign` is not empty, the format applies only to requests
-    with this header.
+    with this header. `limits` makes the rate limit headers.
     """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]
     event: bytes = b"data: %b\n\n"
     id_header: str = ""
     sign: bytes = b""
+    limits: Callable[[QuotaStatus], Mapping[str, str]] = limit_headers
 
 
 OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
@@ -154,7 +156,8 @@ def to_event(error: UnisonoError, scope: Scope) -> bytes:
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
     """Return the HTTP response for `error`, in the format of the API in `scope`."""
     quota = error.quota if isinstance(error, LimitReached) else None
-    headers = {} if quota is None else limit_headers(quota)
+    failure_format: FailureFormat = OPENAI if scope is None else scope.get("state", {}).get(FORMAT, OPENAI)
+    headers = {} if quota is None else dict(failure_format.limits(quota))
     # If the request has run tools, a retry would run them a second time.
     is_final = is_permanent(error) or _has_run_tools(scope)
     retry_after_s = error.retry_after_s

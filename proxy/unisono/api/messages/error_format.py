@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from time import time
 from typing import Any, Final
 
+from unisono.api.answer_headers import limit_headers
 from unisono.api.error_responses import FailureFormat, Formats
 from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.core.quotas import QuotaStatus
 from unisono.errors import ContextTooLong, UnisonoError
 
 # Error types by status. `to_type` returns the types of all other statuses.
@@ -51,7 +55,22 @@ def to_message(error: UnisonoError) -> str:
     return error.message
 
 
-ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id")
+def anthropic_limits(status: QuotaStatus, now: float) -> dict[str, str]:
+    """Return Anthropic's rate limit headers: limits per minute, remainders, and reset times."""
+    headers: dict[str, str] = {}
+    for name, limit, remaining, reset_s in status.windows():
+        at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        headers[f"anthropic-ratelimit-{name}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{name}-remaining"] = str(remaining)
+        headers[f"anthropic-ratelimit-{name}-reset"] = at
+    return headers
+
+
+def _all_limits(status: QuotaStatus) -> dict[str, str]:
+    return {**limit_headers(status), **anthropic_limits(status, time())}
+
+
+ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id", limits=_all_limits)
 # Error formats by path. The list of models is for OpenAI's clients too, and only Anthropic's clients send the header
 # `anthropic-version`.
 ERROR_FORMATS: Final[Formats] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
 from unisono.api.messages.compaction_blocks import first_read_position
 from unisono.api.messages.context_editing import EditedRequest, edited
+from unisono.api.messages.error_format import anthropic_limits
 from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import (
     MessagesGeneration,
@@ -40,7 +40,6 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
-from unisono.core.quotas import QuotaStatus
 from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
@@ -233,16 +232,5 @@ async def collected(stream: GenerationStream) -> CollectedAnswer:
 
 def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
     """Return the backend headers and the rate limit headers; `now` is the Unix time in seconds."""
-    limits = {} if report.standing is None else limit_headers(report.standing, now)
+    limits = {} if report.standing is None else anthropic_limits(report.standing, now)
     return {**backend_header([report]), **limits}
-
-
-def limit_headers(status: QuotaStatus, now: float) -> dict[str, str]:
-    """Return Anthropic's rate limit headers: limits per minute, remainders, and reset times."""
-    headers: dict[str, str] = {}
-    for name, limit, remaining, reset_s in status.windows():
-        at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        headers[f"anthropic-ratelimit-{name}-limit"] = str(limit)
-        headers[f"anthropic-ratelimit-{name}-remaining"] = str(remaining)
-        headers[f"anthropic-ratelimit-{name}-reset"] = at
-    return headers

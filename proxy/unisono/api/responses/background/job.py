@@ -32,6 +32,7 @@ from unisono.core.request_record import BACKGROUND, GENERATIONS, record_of_answe
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
 from unisono.core.tasks import cancel_all
 from unisono.engine.journal import must_be_kept
+from unisono.engine.request import GenerationReport
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreUnavailable, UnisonoError
 
 # Time in seconds for which events are collected before they are logged.
@@ -106,6 +107,10 @@ class BackgroundJob:
         # Generations in the answer's record, and the code of an error that belongs to no generation.
         self._generations: list[GenerationDone] = []
         self._error = ""
+
+    @property
+    def report(self) -> GenerationReport:
+        return self._engine_run.report
 
     async def admit(self) -> None:
         """Check whether a new response is admitted.

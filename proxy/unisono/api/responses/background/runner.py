@@ -27,6 +27,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
+from unisono.engine.request import GenerationReport
 from unisono.errors import (
     BackendOverloaded,
     InvalidRequest,
@@ -101,8 +102,8 @@ class BackgroundRunner:
         response_id: str,
         size: int = 0,
         confirm: Callable[[], Awaitable[None]] | None = None,
-    ) -> StoredResponse:
-        """Store a new response and start its generation; return the stored response.
+    ) -> tuple[StoredResponse, GenerationReport]:
+        """Store a new response and start its generation; return both the response and the report.
 
         `size` is the length of the request body in bytes. `confirm` is called before the response is stored, while the
         lease is held. Raises an error if the request is invalid or if `confirm` fails, and StoreError if the store
@@ -125,7 +126,7 @@ class BackgroundRunner:
         except BaseException:
             await asyncio.shield(release_unused(self._deps, lease))
             raise
-        return response
+        return response, job.report
 
     async def _make_job(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header, recoveries_header
+from unisono.api.answer_headers import backend_header, limit_headers, recoveries_header
 from unisono.api.body import read_json, read_model_request, work_size
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.disconnects import until_disconnect
@@ -113,17 +113,18 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     if claim is not None or parsed.background:
         response_id = await posted.start_background(claim, request)
         request.state.separate_answer = posted.created is not None
+        limits = posted.limits
         if parsed.stream:
-            return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
+            events = to_sse(posted.logged(claim, response_id))
+            return EventStream(events, headers=lambda: limits, keep_alive_s=keep_alive_s)
         if parsed.background:
             # Return the response as it was created, although the generation may have started by now.
-            return to_http_response(posted.created or await posted.found(response_id), dialect)
+            return to_http_response(posted.created or await posted.found(response_id), dialect, limits)
         response = await until_disconnect(request, posted.finished(claim, response_id))
-        return to_http_response(response, dialect)
+        return to_http_response(response, dialect, limits)
     if parsed.stream:
         report = GenerationReport()
-        events = posted.events(report, too_late=lambda: stream.is_head_sent)
-        sent = to_sse(events, posted.connect)
+        sent = to_sse(posted.events(report, too_late=lambda: stream.is_head_sent), posted.connect)
         stream = EventStream(sent, headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
         return stream
     response, report = await until_disconnect(request, posted.whole())
@@ -150,7 +151,8 @@ class ResponseCreation:
     """Creation of the response to one request: whole, as a stream, or in the background.
 
     `size` is the length of the request body in bytes. `created` is the background response that this request has
-    started; None if the request has not started a background response. `notes` lists the fields without effect; the
+    started, and `limits` are the rate limit headers of its admission; None and empty if the request has not started a
+    background response. `notes` lists the fields without effect; the
     list is empty until the request has been prepared.
     """
 
@@ -170,6 +172,7 @@ class ResponseCreation:
         self._body = body
         self._size = size
         self.created: StoredResponse | None = None
+        self.limits: Mapping[str, str] = {}
         self.notes: list[str] = []
         self._writer: EventWriter | None = None
 
@@ -287,9 +290,10 @@ class ResponseCreation:
         return True
 
     async def _wait_for_record(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.created = await self._runner.start_response(
+        self.created, report = await self._runner.start_response(
             self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
+        self.limits = {} if report.standing is None else limit_headers(report.standing)
 
     async def _has_lost_key(self, claim: IdempotencyClaim, response_id: str) -> bool:
         try:
