@@ -45,8 +45,7 @@ async def _changed_limits(
         owners += await admin.store.directory(kind)
     for owner in owners:
         if owner.budget == now.id:
-            before, after = (with_budget(owner.limits, now.id, budget) for budget in (was, now))
-            yield owner, before, after
+            yield owner, with_budget(owner.limits, now.id, was), with_budget(owner.limits, now.id, now)
 
 
 def _account_of(owner: Owner) -> Account:
