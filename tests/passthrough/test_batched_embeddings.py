@@ -64,6 +64,13 @@ async def test_a_large_list_is_split_over_all_deployments_and_joined_in_order() 
     assert answer.headers["x-unisono-backend"] == "vllm-1, vllm-2, vllm-3"
 
 
+async def test_the_timeout_limits_the_whole_request() -> None:
+    async with FakeModes(delay_s=0.4) as fake, served(sized(fake.url, 1, timeout=1)) as running:
+        answer = await embed(running, input=INPUTS)
+    assert (answer.status, answer.body["error"]["code"]) == (504, "backend_timeout")
+    assert len(fake.requests) < len(INPUTS)
+
+
 WHOLE: dict[str, Any] = {"a text": "text", "token ids": [1, 2, 3, 4, 5, 6], "as many as allowed": INPUTS[:SIZE]}
 
 

@@ -226,7 +226,8 @@ class RoutingOptions:
     # If this request fails before any output, the caller sends it to deployments of the other kind (Harmony or
     # pass-through). Before output, failed deployments are not retried, and some time is kept for the other kind.
     has_other_kind: bool = False
-    # deadline shared with an earlier request to the other kind, which produced no output; None for a new deadline
+    # deadline that began before this request: with an earlier request to the other kind, which produced no output, or
+    # with the whole request of which this is a part; None for a new deadline
     deadline: Deadline | None = None
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import Json, Phase
+from unisono.core.deadline import Deadline
 from unisono.core.events import Closed, Event, Finished, Passed, Text
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
@@ -54,8 +55,8 @@ class BatchedEmbeddings(BatchStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         parts: list[EmbeddingsPart] = []
-        waiting = self._split()
-        workers = [asyncio.create_task(self._work(waiting, parts)) for _ in range(MAX_CONCURRENT_PARTS)]
+        waiting, began = self._split(), asyncio.get_running_loop().time()
+        workers = [asyncio.create_task(self._work(waiting, parts, began)) for _ in range(MAX_CONCURRENT_PARTS)]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -80,10 +81,17 @@ class BatchedEmbeddings(BatchStream):
             units = estimated_units(passthrough.api, body)
             yield first, replace(passthrough, body=body, inputs=len(part), tokens=share, units=units)
 
-    async def _work(self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart]) -> None:
-        """Take parts from `waiting`, answer one after the other, and append the answers to `parts`."""
+    async def _work(
+        self, waiting: Iterator[tuple[int, PassthroughRequest]], parts: list[EmbeddingsPart], began: float
+    ) -> None:
+        """Take parts from `waiting`, answer one after the other, and append the answers to `parts`.
+
+        The time limit of every part begins at `began`, the time of the event loop when the request began.
+        """
         for first, passthrough in waiting:
-            stream = PassthroughGeneration(self._pool, replace(self._request, passthrough=passthrough), passthrough)
+            routing = replace(self._request.routing, deadline=Deadline(began))
+            request = replace(self._request, passthrough=passthrough, routing=routing)
+            stream = PassthroughGeneration(self._pool, request, passthrough)
             stream.report.began = self.report.began
             self._reports.append(stream.report)
             body: Mapping[str, Json] = {}
