@@ -86,6 +86,21 @@ async def test_a_rejected_request_has_the_end_of_the_minute_as_retry_after() -> 
     assert refusal.value.retry_after_s == pytest.approx(MINUTE_S - 20, abs=1)
 
 
+UNUSABLE = {"drained": DeploymentConfig("b", is_drained=True), "shadow": DeploymentConfig("b", shadow_of="a")}
+
+
+@pytest.mark.parametrize("terms", UNUSABLE.values(), ids=UNUSABLE)
+async def test_retry_after_ignores_deployments_that_serve_no_requests(terms: DeploymentConfig) -> None:
+    clock = Clock()
+    unusable = live_of("b", clock)
+    pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), unusable, clock=clock, rules=NO_QUEUE)
+    unusable.become(terms)
+    await send_request(pool)
+    with pytest.raises(BackendOverloaded) as refusal:
+        await send_request(pool)
+    assert refusal.value.retry_after_s == pytest.approx(MINUTE_S, abs=1)
+
+
 @pytest.fixture
 def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
     monkeypatch.setattr(rate_window, "MINUTE_S", 0.15)

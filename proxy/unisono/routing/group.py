@@ -245,7 +245,8 @@ class DeploymentGroup:
                 until=until,
             )
         except BackendOverloaded as error:
-            if frees_in := self._frees_in(selection, ~selection.excluded):
+            # Deployments that the request cannot use, such as drained ones, have no effect on the time.
+            if frees_in := self._frees_in(selection, self.choice(selection).waits_for):
                 error.retry_after_s = max(error.retry_after_s or 0.0, frees_in)
             self._log_refusal(error)
             raise
