@@ -162,14 +162,20 @@ async def hedged(
             # The client does not wait until the other request has ended.
             (second if winner is first else first).task.cancel()
             if winner is first:
-                other.live.give_back(other)
+                _give_back(other, job)
             other = None
         async for chunk in winner.rest():
             yield chunk
     finally:
         await cancel_all(*tasks, first.task, *([] if second is None else [second.task]))
         if other is not None:
-            other.live.give_back(other)
+            _give_back(other, job)
+
+
+def _give_back(hold: SlotReservation, job: CompletionJob) -> None:
+    """Release the slot of a request whose answer is not used; the rate limits count it."""
+    hold.share.record_usage(len(job.prompt.tokens))
+    hold.live.give_back(hold)
 
 
 def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
