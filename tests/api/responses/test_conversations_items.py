@@ -13,7 +13,15 @@ from tests.contract.state import answered, response, said
 from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
 from unisono.api.responses.input_items import KINDS
-from unisono.core.conversation import SUMMARY_HEADING, AssistantCall, AssistantReasoning, Item, ToolResult, UserMessage
+from unisono.core.conversation import (
+    SUMMARY_HEADING,
+    AddedTools,
+    AssistantCall,
+    AssistantReasoning,
+    Item,
+    ToolResult,
+    UserMessage,
+)
 from unisono.core.state_store import Lease, Status, StoredItem
 from unisono.store import open_store
 from unisono.store.codec import StateLimits
@@ -379,6 +387,24 @@ async def test_an_encrypted_item_has_its_decrypted_content(api: ConversationsApi
     assert [each.meaning for each in await stored_items(api, conversation)][1:] == [SEALED[kind], ()]
     [note] = response.json()["unisono"]["notes"]
     assert note.startswith(f"items.{2 if is_new else 1}: no effect, because")
+
+
+LATER = {"type": "function", "name": "later", "defer_loading": True}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["search before", "no search"])
+async def test_an_added_tool_is_deferred_if_an_item_declares_the_search(api: ConversationsApi, first: bool) -> None:
+    def tools(*declared: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "additional_tools", "role": "developer", "tools": [*declared]}
+
+    search = [tools({"type": "tool_search"}, {**LATER, "name": "other"})] if first else []
+    conversation = await api.create(HELLO, *search)
+    response = await add(api, conversation, tools(LATER))
+    [item] = (await stored_items(api, conversation))[-1].meaning
+    assert isinstance(item, AddedTools)
+    assert [tool.deferred for tool in item.tools] == [first]
+    notes = response.json().get("unisono", {}).get("notes", [])
+    assert [note.partition(":")[0] for note in notes] == ([] if first else ["items.0.tools.0.defer_loading"])
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,15 @@ def _added_tools(
     """
     assert isinstance(item, InputAddedTools)
     # Tools that a search has found are no longer deferred.
-    searcher = None if isinstance(item, InputSearchOutput) else searcher_of(item.tools) or conversion.searcher
+    is_found = isinstance(item, InputSearchOutput)
+    searcher = None if is_found else searcher_of(item.tools) or conversion.searcher
     at = f"{param}.tools"
     without = {f"{at}.{place}" for place in servers}
     tools_of_item = declared(item.tools, at)
     tools_of_client = (tool for tool in tools_of_item if tool.path not in without)
-    toolbox = to_toolbox(tools_of_client, at=at, others=True, are_sent_again=True)
+    toolbox = to_toolbox(
+        tools_of_client, at=at, others=True, are_sent_again=True, can_defer=is_found or searcher is not None
+    )
     conversion.notes.extend(toolbox.notes)
     tools = toolbox.tools
     if searcher is None:

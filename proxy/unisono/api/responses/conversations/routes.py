@@ -29,6 +29,7 @@ from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion, KnownState, has_sealed, opener
 from unisono.api.responses.input_items import (
     GivenItem,
+    InputAddedTools,
     InputApprovalResponse,
     InputCallOutput,
     InputClientToolOutput,
@@ -42,6 +43,7 @@ from unisono.api.responses.items import NewId, meaning_of, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery
 from unisono.api.responses.schema import Metadata
 from unisono.api.responses.server_tools.approval_history import server_tool_history
+from unisono.api.responses.server_tools.deferred_tools import items_searcher
 from unisono.api.route_table import BODY_404_409, READ_404, READ_404_409, RouteTable
 from unisono.api.unused_fields import MAX_NOTES
 from unisono.core.frozen import dataclass
@@ -55,7 +57,7 @@ from unisono.errors import NotFound, StoreConflict
 
 DEPENDENT_ITEMS = (
     *(InputCallOutput, InputClientToolOutput, InputSearchOutput),
-    *(InputApprovalResponse, InputElicitationResponse, InputMcpCall, InputSealed),
+    *(InputApprovalResponse, InputElicitationResponse, InputMcpCall, InputSealed, InputAddedTools),
 )
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -81,7 +83,7 @@ def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tu
     Raises InvalidRequest for an output with a wrong call id among the calls and outputs at the end, and NotFound for a
     reference to a missing item. The error names the field.
     """
-    reading = InputConversion(known)
+    reading = InputConversion(known, searcher=items_searcher(items, known.earlier))
     reading.add(known.earlier)
     return to_entries(items, reading, new_id, "items", has_stored_history=True), reading.notes
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from unisono.api.responses.declared_tools import ResponsesTool, Searcher, notes_on_searches, searcher_of
-from unisono.api.responses.input_items import InputAddedTools, InputSearchOutput
+from unisono.api.responses.input_items import InputAddedTools, InputItem, InputSearchOutput
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.tool_choice import FUNCTIONS, SERVER, NamedTool, client_tool_name
@@ -76,10 +76,20 @@ def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
 
 def request_searcher(request: ResponsesRequest, earlier: Sequence[Item]) -> Searcher | None:
     """Return the searcher of the deferred tools; None if neither request nor `earlier` has one."""
-    searcher = searcher_of([tool for _, tool in _tools(request)])
-    if searcher is None and any(tool.kind == TOOL_SEARCH for tool in _added_tools(earlier)):
+    return searcher_of([tool for _, tool in _tools(request)]) or _earlier_searcher(earlier)
+
+
+def items_searcher(items: Sequence[InputItem], earlier: Sequence[Item]) -> Searcher | None:
+    """Return the searcher of deferred tools in new items of a conversation, or None."""
+    return searcher_of([tool for _, tool in _tools_in(items, "items")]) or _earlier_searcher(earlier)
+
+
+def _earlier_searcher(earlier: Sequence[Item]) -> Searcher | None:
+    tools = [*_added_tools(earlier)]
+    if any(tool.kind == TOOL_SEARCH for tool in tools):
         return Searcher.CLIENT
-    return searcher
+    # A tool is stored as deferred only if there is a search. The gateway's own search is not stored.
+    return Searcher.GATEWAY if any(tool.deferred for tool in tools) else None
 
 
 def _added_tools(history: Sequence[Item]) -> Iterator[FunctionTool]:
@@ -138,9 +148,14 @@ def notes_on_deferred_servers(request: ResponsesRequest) -> Iterator[str]:
 def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
     """Yield the tools that the request declares, each with its field."""
     yield from ((f"tools.{place}", tool) for place, tool in enumerate(request.tools or ()))
-    for position, item in enumerate(request.input):
+    yield from _tools_in(request.input, "input")
+
+
+def _tools_in(items: Sequence[InputItem], param: str) -> Iterator[tuple[str, ResponsesTool]]:
+    """Yield the tools in items, each with its field; `param` is the field of the items."""
+    for position, item in enumerate(items):
         if isinstance(item, InputAddedTools) and not isinstance(item, InputSearchOutput):
-            yield from ((f"input.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))
+            yield from ((f"{param}.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))
 
 
 def _namespaces(tools: Iterable[FunctionTool]) -> Mapping[str, str]:
