@@ -63,6 +63,32 @@ TOOLS: Mapping[str, tuple[Json, str, str, Json, Json, str]] = {
         {"type": "apply_patch_call_output", "status": "failed", "output": "no such line"},
         "no such line",
     ),
+    "local_shell with null": (
+        {"type": "local_shell"},
+        '{"command": ["ls"], "env": null, "timeout_ms": null}',
+        "type local_shell = (_: {",
+        {
+            "type": "local_shell_call",
+            "action": {
+                "type": "exec",
+                "command": ["ls"],
+                "env": {},
+                "timeout_ms": None,
+                "user": None,
+                "working_directory": None,
+            },
+        },
+        {"type": "local_shell_call_output", "output": "a.py"},
+        "a.py",
+    ),
+    "apply_patch that deletes without a diff": (
+        {"type": "apply_patch"},
+        '{"type": "delete_file", "path": "a.py"}',
+        "type apply_patch = (_: {",
+        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a.py"}},
+        {"type": "apply_patch_call_output", "status": "completed"},
+        "completed",
+    ),
     "apply_patch that deletes": (
         {"type": "apply_patch"},
         '{"type": "delete_file", "path": "a.py", "diff": ""}',

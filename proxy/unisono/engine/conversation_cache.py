@@ -364,9 +364,9 @@ def _joined(items: Iterable[StoredItem], kind: type[AssistantReasoning] | type[A
 def _same_arguments(stored: str, given: str) -> bool:
     """Return whether a client's arguments are the same text or JSON as the stored arguments.
 
-    Members that the client added with an empty value (`EMPTY`) are ignored, and a blank text means `{}`. JSON is
-    compared because some APIs pass arguments as an object, which the client may serialize differently. Numbers are
-    compared as double-precision floats, because common JSON parsers round them.
+    Members with null, and members that the client added with an empty value (`EMPTY`), are ignored. A blank text means
+    `{}`. JSON is compared because some APIs pass arguments as an object, which the client may serialize differently.
+    Numbers are compared as double-precision floats, because common JSON parsers round them.
     """
     if stored == given:
         return True
@@ -374,7 +374,8 @@ def _same_arguments(stored: str, given: str) -> bool:
         own, other = json.loads(stored, parse_int=float), json.loads(given.strip() or "{}", parse_int=float)
         if isinstance(own, dict) and isinstance(other, dict):
             # Claude Code sends a call back with the defaults of its tool, such as `"replace_all": false`.
-            other = {name: value for name, value in other.items() if name in own or value not in EMPTY}
+            other = {name: value for name, value in other.items() if own.get(name) is not None or value not in EMPTY}
+            own = {name: value for name, value in own.items() if value is not None}
         return bool(own == other)
     except (ValueError, RecursionError):
         return False

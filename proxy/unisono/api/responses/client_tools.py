@@ -18,6 +18,7 @@ from unisono.schemas import violation
 
 Wire = dict[str, Any]
 
+# In these schemas, optional members may be null, as in OpenAI's own calls.
 _SHELL: Final[dict[str, Json]] = {
     "type": "object",
     "properties": {
@@ -27,8 +28,11 @@ _SHELL: Final[dict[str, Json]] = {
             "minItems": 1,
             "description": "Shell commands. They may run at the same time.",
         },
-        "timeout_ms": {"type": "integer", "description": "Time limit of each command in milliseconds."},
-        "max_output_length": {"type": "integer", "description": "Maximum characters of output of each command."},
+        "timeout_ms": {"type": ["integer", "null"], "description": "Time limit of each command in milliseconds."},
+        "max_output_length": {
+            "type": ["integer", "null"],
+            "description": "Maximum characters of output of each command.",
+        },
     },
     "required": ["commands"],
 }
@@ -41,9 +45,9 @@ _LOCAL_SHELL: Final[dict[str, Json]] = {
             "minItems": 1,
             "description": 'Program and its arguments, such as ["bash", "-lc", "ls | wc -l"].',
         },
-        "working_directory": {"type": "string"},
-        "timeout_ms": {"type": "integer", "description": "Time limit in milliseconds."},
-        "env": {"type": "object", "additionalProperties": {"type": "string"}},
+        "working_directory": {"type": ["string", "null"]},
+        "timeout_ms": {"type": ["integer", "null"], "description": "Time limit in milliseconds."},
+        "env": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
     },
     "required": ["command"],
 }
@@ -53,13 +57,14 @@ _APPLY_PATCH: Final[dict[str, Json]] = {
         "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
         "path": {"type": "string", "description": "Path of the file, relative to the working directory."},
         "diff": {
-            "type": "string",
+            "type": ["string", "null"],
             "description": "create_file: all lines of the file, each after '+'. update_file: hunks, each with a line "
             "'@@' (optionally followed by the class or function that it is in) and lines after ' ' (context), '-' "
-            "(removed) or '+' (added); no line numbers. delete_file: empty.",
+            "(removed) or '+' (added); no line numbers. delete_file: none.",
         },
     },
-    "required": ["type", "path", "diff"],
+    # Models leave out the diff of `delete_file`.
+    "required": ["type", "path"],
 }
 
 
@@ -75,7 +80,7 @@ def _to_local_shell(arguments: Wire) -> Wire:
 
 
 def _to_patch(arguments: Wire) -> Wire:
-    diff = {} if arguments["type"] == "delete_file" else {"diff": arguments["diff"]}
+    diff = {} if arguments["type"] == "delete_file" else {"diff": arguments.get("diff") or ""}
     return {"operation": {"type": arguments["type"], "path": arguments["path"], **diff}}
 
 
