@@ -64,6 +64,26 @@ def test_the_header_of_the_next_message_is_not_the_beginning_of_a_text() -> None
     assert spelled(log.emitted(0, "a")) + spelled(log.emitted(0, " cat")) == "a cat"
 
 
+FENCED = {
+    # case: (body, emitted text, tokens of the text)
+    "language": ('```json\n{"a":1}\n```', '{"a":1}', '{"a":1'),
+    "no language": ('```\n{"a":1}\n```', '{"a":1}', '{"a":1'),
+    "blank lines": ("\n\n```json\r\n\n  [1] \n```", "\n  [1]", "  [1]"),
+    "a longer answer": ("```\nfirst\nsecond\n```", "first\nsecond", "first\nsecond"),
+}
+
+
+@pytest.mark.parametrize(("body", "text", "found"), FENCED.values(), ids=FENCED)
+def test_text_without_its_code_fence_has_log_probabilities(body: str, text: str, found: str) -> None:
+    log, _ = log_of(f"{ANSWER}{body}<|return|>")
+    assert spelled(log.emitted(1, text)).rstrip("\n").endswith(found)
+
+
+def test_text_of_a_header_may_begin_with_a_line_break() -> None:
+    log, _ = log_of(f"{ANSWER}a<|end|><|start|>assistant\n``` hello<|return|>")
+    assert spelled(log.emitted(1, "\n``` hello")) == "\n``` hello"
+
+
 def test_pieces_complete_tokens() -> None:
     log, _ = log_of(f"{ANSWER}Hello world, what a day<|return|>")
     pieces = [spelled(log.emitted(1, piece)) for piece in ("Hel", "lo wor", "ld, what", " a day")]

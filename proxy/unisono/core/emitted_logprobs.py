@@ -8,7 +8,7 @@ log probabilities. The text of a raw completion is not changed, so its tokens ar
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -19,6 +19,8 @@ from unisono.core.generation import CHANNEL, CONSTRAIN, FIRST_SPECIAL, MESSAGE, 
 MAX_INSERTED_BYTES: Final = 4_096
 # Maximum number of tokens with invalid UTF-8 that are matched together.
 MAX_REPLACED_TOKENS: Final = 16
+FENCE: Final = b"```"
+MAX_FENCE_BYTES: Final = 64  # a longer line is not recognised as the opening of a code fence
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
@@ -149,21 +151,43 @@ class LogprobLog:
     def _start_of(self, content: bytes) -> _Text:
         """Return the initial progress for a new text: the position with the longest common prefix.
 
-        A text may begin at the start of a body, or at a text token of a header without a body. If several positions
-        have equally long prefixes, bodies take precedence over headers, and later positions over earlier positions. The
-        position is None if the tokens at all positions begin with a different byte.
+        If several positions have equally long prefixes, the first of `_starts` is taken. The position is None if the
+        tokens at all positions begin with a different byte.
         """
         best, longest = _Text(), 0
-        for start in reversed(self._body_starts):
-            if (common := self._common_prefix(start, content)) > longest:
-                best, longest = _Text(start), common
-        for start in reversed(self._header_starts):
-            # Text from a header is emitted without the white space at the beginning of its first token.
-            spelled = self.token_bytes(self._tokens[start])
-            blank = spelled[: len(spelled) - len(spelled.lstrip())]
-            if (common := self._common_prefix(start, blank + content) - len(blank)) > longest:
-                best, longest = _Text(start, blank), common
+        for start, removed in self._starts():
+            if (common := self._common_prefix(start, removed + content) - len(removed)) > longest:
+                best, longest = _Text(start, removed), common
         return best
+
+    def _starts(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each index at which a text may begin, with the removed bytes of the token there.
+
+        A text may begin at the start of a body, after the opening of a code fence there, or at a text token of a header
+        without a body. Later positions of each kind come first.
+        """
+        yield from ((start, b"") for start in reversed(self._body_starts))
+        for start in reversed(self._body_starts):
+            yield from self._after_fence(start)
+        for start in reversed(self._header_starts):
+            # Text from a header may be emitted without the white space at the beginning of its first token.
+            spelled = self.token_bytes(self._tokens[start])
+            yield start, spelled[: len(spelled) - len(spelled.lstrip())]
+            yield start, b""
+
+    def _after_fence(self, begin: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the place after the first line of the body at `begin`, if it opens a code fence."""
+        read = b""
+        for at in range(begin, len(self._tokens)):
+            spelled = self.token_bytes(self._tokens[at])
+            line = (read + spelled).lstrip()
+            if self._tokens[at] >= FIRST_SPECIAL or len(line) > MAX_FENCE_BYTES or line[:3] != FENCE[: len(line)]:
+                return
+            if b"\n" in line:
+                removed = spelled[: spelled.index(b"\n", max(0, spelled.find(b"`"))) + 1]
+                yield (at, removed) if removed != spelled else (at + 1, b"")
+                return
+            read += spelled
 
     def _common_prefix(self, start: int, content: bytes) -> int:
         """Return the length in bytes of the common prefix of a text and the body at index `start`."""
