@@ -49,3 +49,12 @@ def test_a_result_belongs_to_the_newest_call_if_an_id_is_used_again() -> None:
         history.result(ToolResult("call_0", name, output))
         expected += [AssistantCall("call_0", name, "{}"), ToolResult("call_0", name, output)]
     assert list(history.items()) == expected
+
+
+def test_a_call_id_of_messages_becomes_the_id_of_the_gateway() -> None:
+    history = History()
+    history.call(AssistantCall("toolu_1", "look", "{}"))
+    assert history.has_call("call_1")
+    assert history.name_of("toolu_1", "input.1.call_id") == "look"
+    history.result(ToolResult("toolu_1", "look", "one"))
+    assert list(history.items()) == [AssistantCall("call_1", "look", "{}"), ToolResult("call_1", "look", "one")]

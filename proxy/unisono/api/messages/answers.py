@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from unisono.api.answer_types import ABSENT, About, AnswerModel, Count, Object
-
-# Call ids. The gateway has one id per call for all APIs, which this API shows with a different prefix.
-
-OURS: Final = "call_"
-CLIENTS: Final = "toolu_"
-# Prefix of the id of a call that the gateway made itself.
-SERVERS: Final = "srvtoolu_"
-# Prefix of the id of a call on a server that the request names.
-MCP_SERVERS: Final = "mcptoolu_"
-
-
-def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
-    return prefix + call_id.removeprefix(OURS)
-
-
-def known_id(client_id: str) -> str:
-    """Convert the call id that a client sent to the id that the gateway uses inside."""
-    for prefix in (CLIENTS, SERVERS, MCP_SERVERS):
-        if client_id.startswith(prefix):
-            return OURS + client_id.removeprefix(prefix)
-    return client_id
 
 
 class AnsweredText(AnswerModel):

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
+from unisono.api.call_ids import known_id
 from unisono.api.field_types import MAX_MESSAGES
 from unisono.api.history_builder import History, join, split_markers
-from unisono.api.messages.answers import known_id
 from unisono.api.messages.content_blocks import (
     TOOL_REMOVAL,
     ChangedTool,

@@ -16,9 +16,9 @@ from typing import Any, Final, assert_never
 
 import orjson
 
+from unisono.api.call_ids import gateway_id
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.gateway_tools import builtin_of
-from unisono.api.messages.answers import gateway_id
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
 from unisono.api.messages.error_format import to_body
 from unisono.api.messages.inbound import Thinking

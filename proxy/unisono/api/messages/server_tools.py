@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from unisono.api.call_ids import MCP_SERVERS, SERVERS, gateway_id
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
 from unisono.api.media_removal import LINE
-from unisono.api.messages.answers import MCP_SERVERS, SERVERS, gateway_id
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import FILES, ServerResultBlock
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
