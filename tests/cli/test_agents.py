@@ -286,6 +286,14 @@ async def test_an_agent_that_is_not_installed_is_a_clear_error(agent: str, site:
     assert site.keys == []
 
 
+async def test_an_agent_without_a_program_header_is_a_clear_error(site: Site, tmp_path: Path) -> None:
+    path = installed(tmp_path, "claude")
+    (tmp_path / "claude").write_text("echo 'run the postinstall'\n")
+    code, _, errors = await run("launch", "claude", "--url", site.url, PATH=path)
+    assert (code, "Traceback" in errors) == (1, False)
+    assert "cannot be run (Exec format error); install it again with `npm install -g" in errors
+
+
 async def test_an_agent_is_not_started_without_a_gateway(tmp_path: Path) -> None:
     path = installed(tmp_path, "codex")
     code, output, errors = await run("launch", "codex", "--url", "http://127.0.0.1:9", PATH=path)

@@ -57,7 +57,12 @@ def launch(program: str, url: str, model: str | None, key_env: str, arguments: t
     key = os.environ.get(key_env) or "none"
     changes = {key_env: key, **start.variables(target, key)}
     environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    os.execve(path, [program, *start.arguments(target), *arguments], environment)  # noqa: S606
+    try:
+        os.execve(path, [program, *start.arguments(target), *arguments], environment)  # noqa: S606
+    except OSError as error:
+        raise click.ClickException(
+            f"`{path}` cannot be run ({error.strerror}); install it again with `npm install -g {start.package}`"
+        ) from error
 
 
 def find_target(url: str, model: str | None, key_env: str) -> tuple[GatewayTarget, list[str]]:
