@@ -175,7 +175,7 @@ async def test_replaced_lease_owner_cannot_write(factory: StoreFactory) -> None:
     await store.create("ann", running, lease=lapsed, log=LogWrite(events=(b"0",)))
     await asyncio.sleep(0.2)
     await store.log(lapsed, running.id, LogWrite(1, (b"1",)))
-    current = await store.acquire("ann", running.id, "quick", 5)
+    current = await store.acquire("ann", running.id, "quick:resp_1", 5)
     assert current
     assert current.fence > lapsed.fence
     assert await store.renew(lapsed, 5) is False
@@ -187,13 +187,57 @@ async def test_replaced_lease_owner_cannot_write(factory: StoreFactory) -> None:
     with pytest.raises(StoreConflict):
         await store.update("ann", done, lease=lapsed)
     assert await store.renew(current, 5) is True
-    forced = await store.acquire("ann", running.id, "canceller", 5, force=True)
+    forced = await store.acquire("ann", running.id, "canceller:resp_1", 5, force=True)
     assert forced
     with pytest.raises(StoreConflict):
         await store.update("ann", done, lease=current)
     with pytest.raises(StoreConflict):
         await store.update("ann", done, lease=replace(forced, tenant="bob"))
     await store.update("ann", replace(running, status=Status.CANCELLED), lease=forced)
+
+
+async def test_an_ended_lease_is_reserved_for_the_same_response(factory: StoreFactory) -> None:
+    store = await factory.open()
+    chat = conversation()
+    await store.create_conversation("ann", chat)
+    lease = await store.acquire("ann", chat.id, "a:0:resp_1", 5, reserve_s=60)
+    assert lease
+    assert await store.acquire("ann", chat.id, "b:0:resp_1", 5, reserve_s=60) is None
+    # The owner hands the lease over.
+    assert await store.renew(lease, 0) is True
+    assert await store.acquire("ann", chat.id, "b:1:resp_2", 5, reserve_s=60) is None
+    assert await store.acquire("ann", chat.id, "resp_2", 5) is None
+    with pytest.raises(ConversationConflict):
+        await store.append("ann", chat.id, [said("in between")])
+    await asyncio.sleep(0.01)
+    next_lease = await store.acquire("ann", chat.id, "b:2:resp_1", 5, reserve_s=60)
+    assert next_lease
+    assert next_lease.fence > lease.fence
+    assert await store.acquire("ann", chat.id, "c:0:resp_1", 5, reserve_s=60) is None
+    assert await store.renew(next_lease, 5) is True
+    assert await store.acquire("ann", chat.id, "c:1:resp_1", 5, reserve_s=60) is None
+    await store.release(next_lease)
+    assert await store.acquire("ann", chat.id, "resp_2", 5)
+
+
+async def test_a_reserve_ends(factory: StoreFactory) -> None:
+    store = await factory.open()
+    lease = await store.acquire("ann", "conv_ended", "a:0:resp_1", 5, reserve_s=0.1)
+    assert lease
+    assert await store.renew(lease, 0) is True
+    await asyncio.sleep(0.15)
+    assert await store.acquire("ann", "conv_ended", "b:0:resp_2", 5)
+
+
+async def test_only_a_lease_for_the_same_response_is_revoked(factory: StoreFactory) -> None:
+    store = await factory.open()
+    lease = await store.acquire("ann", "conv_revoked", "a:0:resp_1", 60, reserve_s=60)
+    assert lease
+    assert await store.acquire("ann", "conv_revoked", "b:0:resp_2", 60, force=True, reserve_s=60) is None
+    assert await store.renew(lease, 60) is True
+    forced = await store.acquire("ann", "conv_revoked", "b:1:resp_1", 60, force=True, reserve_s=60)
+    assert forced
+    assert await store.renew(lease, 60) is False
 
 
 async def test_only_one_concurrent_request_gets_the_lease(factory: StoreFactory) -> None:

@@ -380,10 +380,10 @@ async def test_a_deleted_ancestor_stays_deleted(factory: StoreFactory) -> None:
 async def test_new_owner_can_check_that_the_log_is_complete(factory: StoreFactory) -> None:
     store = await factory.open()
     in_progress = response()
-    first = await store.acquire("ann", in_progress.id, "first", 60)
+    first = await store.acquire("ann", in_progress.id, "a:resp_1", 60)
     assert first
     await store.create("ann", in_progress, lease=first, log=LogWrite(events=(b"0",), tokens=(7,)))
-    second = await store.acquire("ann", in_progress.id, "second", 60, force=True)
+    second = await store.acquire("ann", in_progress.id, "b:resp_1", 60, force=True)
     assert second
     assert await store.is_log_complete(second, in_progress.id) is True
     with pytest.raises(StoreConflict):

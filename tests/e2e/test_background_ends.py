@@ -34,11 +34,12 @@ class Place:
     model: Model
     # URL of a Redis store instead of the file.
     redis: str = ""
+    lease_s: float = LEASE_S
 
     @asynccontextmanager
     async def gateway(self, name: str = "gpt-oss") -> AsyncIterator[Client]:
         url = self.redis or f"sqlite:///{str(self.file).removeprefix('/')}"
-        store = {"url": url, "lease_s": LEASE_S}
+        store = {"url": url, "lease_s": self.lease_s}
         config = config_of(f"vllm@{self.fake.url}", name=name, store=store, unisono={"current_date": "2026-11-20"})
         async with gateway(config) as running, aiohttp.ClientSession() as session:
             yield Client(running.url, session)
@@ -173,6 +174,7 @@ async def test_response_fails_after_a_takeover_if_its_conversation_changed(place
         await place.prompted()
     added = {"items": [{"type": "message", "role": "user", "content": "Meanwhile."}]}
     place.change("DELETE FROM runs")
+    place.change("UPDATE leases SET until = 0")
     async with place.gateway() as client:
         await client.post(f"/v1/conversations/{conversation}/items", added)
         place.change("INSERT INTO runs VALUES ('local', ?, 0)", created["id"])
@@ -181,6 +183,48 @@ async def test_response_fails_after_a_takeover_if_its_conversation_changed(place
         assert "conversation changed" in response["error"]["message"]
         items = (await client.get(f"/v1/conversations/{conversation}/items"))["data"]
         assert [item["content"][0]["text"] for item in items] == ["Meanwhile."]
+
+
+async def test_a_conversation_stays_locked_until_its_interrupted_response_continues(place: Place) -> None:
+    place.lease_s = 10.0
+    async with place.gateway() as client:
+        conversation = (await client.post("/v1/conversations"))["id"]
+        created = await client.post("/v1/responses", {**BODY, "conversation": conversation})
+        await place.prompted()
+    place.change("DELETE FROM runs")
+    added = {"items": [{"type": "message", "role": "user", "content": "Meanwhile."}]}
+    async with place.gateway() as client:
+        for path, body in (
+            ("/v1/responses", {**BODY, "conversation": conversation}),
+            ("/v1/responses", {"model": "gpt-oss", "input": "Meanwhile.", "conversation": conversation}),
+            (f"/v1/conversations/{conversation}/items", added),
+        ):
+            status, answer = await client.asks("POST", path, body)
+            assert (status, answer["error"]["code"]) == (409, "state_conflict")
+        place.change("INSERT INTO runs VALUES ('local', ?, 0)", created["id"])
+        response = await ended(client, created["id"])
+        assert response["status"] == "completed"
+        assert (await client.asks("POST", f"/v1/conversations/{conversation}/items", added))[0] == 200
+
+
+async def test_cancelling_an_interrupted_response_spares_the_next_one_of_its_conversation(place: Place) -> None:
+    async with place.gateway() as client:
+        conversation = (await client.post("/v1/conversations"))["id"]
+        created = await client.post("/v1/responses", {**BODY, "conversation": conversation})
+        await place.prompted()
+    # No gateway continued the response in time.
+    place.change("DELETE FROM runs")
+    place.change("UPDATE leases SET until = 0")
+    place.model.delay_s = 0.05
+    async with place.gateway() as client:
+        body = {"model": "gpt-oss", "input": QUESTION, "conversation": conversation}
+        following = asyncio.create_task(client.asks("POST", "/v1/responses", body))
+        await place.prompted(2)
+        status, answer = await client.asks("POST", f"/v1/responses/{created['id']}/cancel", {})
+        assert (status, answer["error"]["code"]) == (409, "state_conflict")
+        assert "another response" in answer["error"]["message"]
+        status, answer = await following
+        assert (status, answer["status"]) == (200, "completed")
 
 
 @pytest.mark.parametrize("statement", ["UPDATE conversations SET revision = revision + 1", "DELETE FROM conversations"])

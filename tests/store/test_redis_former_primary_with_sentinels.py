@@ -113,7 +113,7 @@ async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
 
 async def start_log(setup: Setup, store: RedisStore) -> Lease:
     """Store a response with one event, and wait until the replica has received both."""
-    lease = await store.acquire("ann", "resp_1", "first", 60)
+    lease = await store.acquire("ann", "resp_1", "first:resp_1", 60)
     assert lease
     await store.create("ann", response(id="resp_1"), lease=lease, log=LogWrite(events=(b"0",)))
     with setup.a.client() as client:
@@ -130,7 +130,7 @@ async def reconnected(store: RedisStore) -> None:
 
 
 async def take_over(store: RedisStore, owner: str = "next") -> Lease:
-    lease = await store.acquire("ann", "resp_1", owner, 60, force=True)
+    lease = await store.acquire("ann", "resp_1", f"{owner}:resp_1", 60, force=True)
     assert lease
     return lease
 

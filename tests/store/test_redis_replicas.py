@@ -120,14 +120,14 @@ async def test_reads_need_no_replica(pair: Pair) -> None:
 
 
 async def start_log(store: RedisStore, id: str) -> Lease:
-    lease = await store.acquire("ann", id, "first", 60)
+    lease = await store.acquire("ann", id, f"first:{id}", 60)
     assert lease
     await store.create("ann", response(id=id), lease=lease, log=LogWrite(events=(b"0",)))
     return lease
 
 
 async def take_over(store: RedisStore, id: str) -> Lease:
-    lease = await store.acquire("ann", id, "next", 60, force=True)
+    lease = await store.acquire("ann", id, f"next:{id}", 60, force=True)
     assert lease
     return lease
 
@@ -146,7 +146,7 @@ async def test_log_is_complete_after_a_failover_if_its_owner_continued_it(pair: 
         assert await promoted.is_log_complete(new_lease, "resp_lost") is False
         # Writes of the new owner restore nothing.
         await promoted.log(new_lease, "resp_lost", LogWrite(1, (b"1",)))
-        later = await promoted.acquire("ann", "resp_lost", "third", 60, force=True)
+        later = await promoted.acquire("ann", "resp_lost", "third:resp_lost", 60, force=True)
         assert later
         assert await promoted.is_log_complete(later, "resp_lost") is False
     finally:

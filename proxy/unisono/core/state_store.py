@@ -101,22 +101,24 @@ class StoredConversation:
 
 
 # -- writing
-# A process that was paused may believe that it still holds a lease. Every write therefore contains the fence, and the
-# store refuses the write if the fence is not the newest. This does not depend on the clock of the process.
+# A process that was paused may believe that it still holds a lease. Every write therefore contains the fence, which
+# grows with every new owner. The store refuses a write if its fence is not the newest. This needs no clock.
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Right to write under an anchor (see `StoredResponse`).
 
-    Only the holder of a conversation's lease may write to the conversation and its responses. `fence` grows with every
-    new owner. The store refuses writes with a fence that is not the newest.
+    Only the holder of a conversation's lease may write to the conversation and its responses. `owner` ends with the id
+    of a response, after a colon. For `reserve_s` seconds after its end, only an owner for the same response gets the
+    lease, and other writers are refused.
     """
 
     tenant: str
     anchor: str
     owner: str
     fence: int
+    reserve_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,16 +347,18 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """
         ...
 
-    async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
+    async def acquire(
+        self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False, reserve_s: float = 0.0
+    ) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
-        With `force`, the lease of the other owner is revoked. An owner that already has the lease gets the lease again,
-        with the same fence.
+        With `force`, the lease of another owner for the same response is revoked. An owner that already has the lease
+        gets it again, with the same fence.
         """
         ...
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        """Extend the lease to `for_s` seconds from now; return False if the lease is lost."""
+        """Let the lease end in `for_s` seconds, before its reserve; return False if it is lost."""
         ...
 
     async def release(self, lease: Lease) -> None: ...
@@ -376,8 +380,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """Bind an idempotency key to the digest of a body; return the response that owns the key.
 
         The response of the first call for a key owns the key. Raises `KeyReused` if the key is bound to a different
-        body. A key is stored for `Retention.key_s` seconds from its first use, and for at least `for_s` seconds from
-        now.
+        body. A key is stored for `Retention.key_s` seconds from its first use, and for at least `for_s` more seconds.
         """
         ...
 
@@ -386,10 +389,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         ...
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        """Return the secret with this name, which is permanent and the same for all replicas.
-
-        If the store has no such secret yet, it stores and returns `candidate`.
-        """
+        """Return the permanent secret with this name; store and return `candidate` if none exists."""
         ...
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:

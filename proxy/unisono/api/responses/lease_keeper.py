@@ -122,16 +122,33 @@ async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
         await deps.store.watch(run, deps.lease_s)
 
 
-async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun, *, continues: bool) -> None:
-    """Release the lease, and expire or remove the watch of the response.
+def reserve_of(deps: ResponsesDeps, anchor: str, response_id: str) -> float:
+    """Return the seconds for which an ended lease is reserved for its background response.
 
-    If `continues` is True, the watch expires now, so that the next process that calls `lapsed` takes over the response.
-    Otherwise the watch is removed, because the response has ended. If the store is unavailable, the lease and the watch
-    expire by themselves later.
+    No other response of the conversation can start in this time. Otherwise the interrupted response could not continue.
+    """
+    return deps.lease_s if anchor != response_id else 0.0
+
+
+async def hand_over(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -> None:
+    """End the lease and the watch, so that another process takes over the response.
+
+    If the store is unavailable, the lease and the watch expire by themselves later.
+    """
+    with _outage_logged("lease not released", run):
+        await deps.store.renew(lease, 0.0)
+        await deps.store.watch(run, 0.0)
+
+
+async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun, *, is_missing: bool = False) -> None:
+    """Release the lease of a response that has ended, and remove its watch.
+
+    If `is_missing` is True, the watch expires now instead, so that another process looks for the response again. If the
+    store is unavailable, the lease and the watch expire by themselves later.
     """
     with _outage_logged("lease not released", run):
         await deps.store.release(lease)
-        await (deps.store.watch(run, 0.0) if continues else deps.store.unwatch(run))
+        await (deps.store.watch(run, 0.0) if is_missing else deps.store.unwatch(run))
 
 
 @contextmanager

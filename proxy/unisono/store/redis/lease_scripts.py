@@ -18,11 +18,11 @@ end
 
 # The fence is the time in milliseconds, or the last fence plus one if that is greater. After a failover, a former
 # primary and the new primary may both accept leases for the same response. With plain counters, these leases could have
-# the same fence.
+# the same fence. The key of a lease expires after its reserve.
 ACQUIRE = Script(
     """
 local lease, fence = unpack(KEYS)
-local owner, for_ms, force, ttl = arg(), arg(), arg() == '1', arg()
+local owner, for_ms, force, ttl, reserve = arg(), arg(), arg() == '1', arg(), tonumber(arg())
 local was = redis.call('GET', lease)
 if was then
   local number, holder = string.match(was, '^(%d+):(.*)$')
@@ -31,7 +31,8 @@ if was then
     redis.call('PEXPIRE', fence, ttl)
     return {'ok', tonumber(number)}
   end
-  if not force then return {'ok', 0} end
+  if string.match(holder, '[^:]*$') ~= string.match(owner, '[^:]*$') then return {'ok', 0} end
+  if not force and redis.call('PTTL', lease) > reserve then return {'ok', 0} end
 end
 local number = string.format('%d', math.max(tonumber(redis.call('GET', fence) or 0) + 1, clock()))
 redis.call('SET', fence, number, 'PX', ttl)

@@ -16,13 +16,17 @@ class RedisLeases:
     _link: Link
     _retention: Retention
 
-    async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
-        args: Args = [owner, milliseconds(for_s), int(force), milliseconds(for_s + self._retention.response_s)]
+    async def acquire(
+        self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False, reserve_s: float = 0.0
+    ) -> Lease | None:
+        held_s = for_s + reserve_s
+        ttl = milliseconds(held_s + self._retention.response_s)
+        args: Args = [owner, milliseconds(held_s), int(force), ttl, round(reserve_s * 1000)]
         number = await self._link.act(lease_scripts.ACQUIRE, keys.lease(tenant, anchor), args)
-        return Lease(tenant, anchor, owner, number) if number else None
+        return Lease(tenant, anchor, owner, number, reserve_s) if number else None
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        return await self._extend(lease, milliseconds(for_s))
+        return await self._extend(lease, milliseconds(for_s + lease.reserve_s))
 
     async def release(self, lease: Lease) -> None:
         await self._extend(lease, 0)

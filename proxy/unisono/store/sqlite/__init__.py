@@ -310,11 +310,13 @@ class SqliteStore(SqliteAccess):
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
         return await self._run(conversations.delete, tenant, conversation)
 
-    async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
-        return await self._run(leases.acquire, tenant, anchor, owner, for_s, force)
+    async def acquire(
+        self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False, reserve_s: float = 0.0
+    ) -> Lease | None:
+        return await self._run(leases.acquire, tenant, anchor, owner, for_s, force, reserve_s)
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        return await self._run(leases.extend, lease, for_s)
+        return await self._run(leases.extend, lease, for_s + lease.reserve_s)
 
     async def release(self, lease: Lease) -> None:
         await self._run(leases.extend, lease, 0.0)

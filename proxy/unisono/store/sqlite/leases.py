@@ -25,22 +25,27 @@ def check_lease(act: Transaction, tenant: str, anchor: str, lease: Lease | None)
         raise refusal("taken")
 
 
-def acquire(act: Transaction, tenant: str, anchor: str, owner: str, for_s: float, force: bool) -> Lease | None:
+def acquire(
+    act: Transaction, tenant: str, anchor: str, owner: str, for_s: float, force: bool, reserve_s: float
+) -> Lease | None:
     row = act.db.execute(
         "SELECT owner, fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?",
         (tenant, anchor, act.now),
     ).fetchone()
     holder, fence, until = row or ("", 0, 0.0)
     live = until > act.now
-    if live and holder != owner and not force:
-        return None
+    if live and holder != owner:
+        is_same_response = holder.rpartition(":")[2] == owner.rpartition(":")[2]
+        if not (is_same_response and (force or until <= act.now + reserve_s)):
+            return None
     if not (live and holder == owner):
         fence += 1
+    until = act.now + for_s + reserve_s
     act.db.execute(
         "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)",
-        (tenant, anchor, owner, fence, act.now + for_s, act.now + for_s + act.retention.response_s),
+        (tenant, anchor, owner, fence, until, until + act.retention.response_s),
     )
-    return Lease(tenant, anchor, owner, fence)
+    return Lease(tenant, anchor, owner, fence, reserve_s)
 
 
 def extend(act: Transaction, lease: Lease, for_s: float) -> bool:

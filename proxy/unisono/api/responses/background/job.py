@@ -20,7 +20,7 @@ from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.lease_keeper import RENEWALS, release_watched, renew_watched, watch_again
+from unisono.api.responses.lease_keeper import RENEWALS, hand_over, release_watched, renew_watched, watch_again
 from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
@@ -181,13 +181,13 @@ class BackgroundJob:
                 is_handed_over = await self._generate_response()
                 self._has_ended.set()
             is_over = not is_handed_over
-            await release_watched(self._deps, self._lease, self.background_run, continues=is_handed_over)
+            await (hand_over if is_handed_over else release_watched)(self._deps, self._lease, self.background_run)
         except* NotFound:
             is_over = True
             log.info("response deleted during generation", extra=about)
             # After a failover, the store may miss the response only temporarily. The next process that finds the watch
             # decides.
-            await release_watched(self._deps, self._lease, self.background_run, continues=True)
+            await release_watched(self._deps, self._lease, self.background_run, is_missing=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
             await watch_again(self._deps, self.background_run)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
@@ -18,7 +17,7 @@ from unisono.api.responses.background.job import BackgroundJob, JobEnding
 from unisono.api.responses.background.job_record import recorded
 from unisono.api.responses.background.takeover import Takeover
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
-from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed
+from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed, reserve_of
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, check_store
@@ -170,9 +169,11 @@ class BackgroundRunner:
         """Cancel a response, in whichever process it runs. Return its record.
 
         A finished response is unchanged. Raises NotFound, InvalidRequest for a response that does not run in the
-        background, and StoreUnavailable if the cancellation fails.
+        background, ConversationConflict if its conversation has another response in progress, and StoreUnavailable if
+        the cancellation fails.
         """
         background_run = BackgroundRun(tenant, response_id)
+        conflict: ConversationConflict | None = None
         for pause_s in CANCEL_PAUSES_S:
             await asyncio.sleep(pause_s)
             [response] = await self._deps.store.responses(tenant, [response_id])
@@ -189,12 +190,16 @@ class BackgroundRunner:
             if job is None:
                 # Another process owns the response. After this takeover, that process can no longer write, and ends its
                 # job.
-                with suppress(StoreConflict, NotFound):
+                try:
                     job = await self._takeover.take_over(background_run, response, force=True)
+                except ConversationConflict as error:
+                    conflict = error
+                except (StoreConflict, NotFound):
+                    pass
             if job is not None:
                 job.end(JobEnding.CANCELLED)
                 await job.wait_ended()
-        raise StoreUnavailable("The response could not be cancelled; try again.")
+        raise conflict or StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
         """Stop the generation of a deleted response.
@@ -238,7 +243,10 @@ class BackgroundRunner:
         # Each job has its own owner name, because an interrupted job may still have writes in progress. All attempts of
         # one job share the name, because an earlier attempt may have acquired the lease without receiving the reply.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
-        return await retry_while_down(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
+        reserve_s = reserve_of(self._deps, anchor, response_id)
+        return await retry_while_down(
+            lambda: store.acquire(tenant, anchor, owner, lease_s, force=force, reserve_s=reserve_s), pauses_s
+        )
 
     async def _store_if_admitted(self, job: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
         """Store the response if quotas and hooks admit the request. Otherwise nothing is stored."""

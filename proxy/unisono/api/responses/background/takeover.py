@@ -23,6 +23,7 @@ from unisono.api.responses.lease_keeper import release_unused
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
+from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.quotas import NO_TOKEN_USAGE
 from unisono.core.request_record import BACKGROUND, record_of_answer
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
@@ -121,12 +122,18 @@ class Takeover:
         """Take over a response, and return the job that continues it.
 
         Returns None if the response has finished or another process owns it. With `force`, the other process loses the
-        lease. Raises StoreError if the store fails; the response is then unchanged.
+        lease. Raises ConversationConflict if another response of the conversation has the lease nevertheless, and
+        StoreError if the store fails; the response is then unchanged.
         """
         store, lease_s = self._deps.store, self._deps.lease_s
         lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
         if lease is None:
             await store.watch(background_run, lease_s / 2)
+            if force:
+                raise ConversationConflict(
+                    "The conversation has another response in progress; try again when it has ended.",
+                    param="response_id",
+                )
             return None
         job = None
         try:
