@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.web.browser.ways import Opened, ask, keyed_page
+from tests.web.browser.ways import Opened, ask, chat, keyed_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -209,6 +209,40 @@ def test_a_restarted_gateway_is_found_again(stage: dict[str, str], opened: Opene
     page.get_by_text("The gateway does not answer. Reconnecting …").first.wait_for()
     page.unroute("**/v1/**")
     page.locator("#offline").wait_for(state="hidden")
+
+
+OPENED_DURING_AN_OUTAGE = {
+    "requests": "td time",
+    "models": "button:text-is('Drain')",
+    "inspector": ".flow .t",
+    "keys/keys": ".empty, td",
+    "keys/spend": ".sum",
+    "keys/audit": ".empty, td",
+    "reference": "details code",
+}
+
+
+def test_a_view_opened_during_an_outage_is_complete_after_it(stage: dict[str, str], opened: Opened) -> None:
+    assert chat(stage)[0] == 200
+    page = keyed_page(stage, opened, "overview")
+    page.locator(".is-ready").first.wait_for()
+
+    def open_view(view: str) -> None:
+        page.evaluate("view => { location.hash = `#/${view}` }", view)
+
+    for view, content in OPENED_DURING_AN_OUTAGE.items():
+        # The files of the view are loaded before the outage.
+        open_view(view)
+        page.locator(content).first.wait_for()
+        open_view("overview")
+        page.locator("h1", has_text="Overview").wait_for()
+        page.route(re.compile(r"//[^/]+/(?!page/)"), lambda route: route.abort("connectionrefused"))
+        open_view(view)
+        page.get_by_text("The gateway does not answer. Reconnecting …").wait_for()
+        page.wait_for_timeout(500)
+        page.unroute_all()
+        page.locator(content).first.wait_for()
+        assert page.locator("main .trouble:visible").count() == 0
 
 
 def test_an_empty_store_is_explained(stage: dict[str, str], opened: Opened) -> None:

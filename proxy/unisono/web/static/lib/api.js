@@ -9,6 +9,10 @@ const SENDABLE = /^[!-~]*$/;
 let key = kept();
 let ask = async () => false;
 let onContact = () => {};
+// Reads that wait until the gateway can be reached.
+const waiting = [];
+// Maximum number of times that a read is sent again.
+const MOST_REPEATS = 3;
 
 function kept() {
   try {
@@ -65,11 +69,20 @@ export function reason(error) {
 }
 
 // Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key. `onSend` is called before the
-// request is sent, and again before it is sent with a new key.
-export async function asked(path, { body, signal, quiet, headers = {}, onSend = () => {} } = {}) {
-  for (;;) {
+// request is sent, and again before it is sent with a new key. If the gateway cannot be reached, `reads` are sent again
+// when it can.
+export async function asked(path, { body, signal, quiet, reads = body === undefined, headers = {}, onSend = () => {} } = {}) {
+  for (let repeats = 0; ; ) {
     onSend();
-    const answer = SENDABLE.test(key) ? await sent(path, body, signal, headers) : null;
+    let answer = null;
+    try {
+      if (SENDABLE.test(key)) answer = await sent(path, body, signal, headers);
+    } catch (error) {
+      if (!(error instanceof Unreachable) || !reads || repeats === MOST_REPEATS) throw error;
+      repeats += 1;
+      await new Promise((resolve) => waiting.push(resolve));
+      continue;
+    }
     if (answer?.ok) return answer;
     const refused = answer ? await refusal(answer) : new Refused(401, "The API key is not valid.");
     if (refused.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
@@ -95,6 +108,7 @@ async function sent(path, body, signal, more) {
     throw new Unreachable("The gateway does not answer.");
   });
   onContact(true);
+  for (const resolve of waiting.splice(0)) resolve();
   return answer;
 }
 

@@ -46,13 +46,14 @@ whenContacted((reachable) => {
   tellAll();
 });
 
-// Reads the status now. The first read may ask for a key, later ones never do.
+// Reads the status now. The first read may ask for a key, later ones never do. Other reads wait for its success while
+// the gateway cannot be reached.
 export async function refresh({ quiet = true } = {}) {
   if (reading) return;
   reading = true;
   clearTimeout(timer);
   try {
-    state.status = await json("/v1/status", { quiet });
+    state.status = await json("/v1/status", { quiet, reads: false });
     state.trouble = null;
   } catch (error) {
     state.trouble = error;
@@ -65,7 +66,7 @@ export async function refresh({ quiet = true } = {}) {
 }
 
 function next() {
-  if (state.paused || document.hidden) timer = setTimeout(next, RETRY_MS);
+  if ((state.paused && state.reachable) || document.hidden) timer = setTimeout(next, RETRY_MS);
   else refresh();
 }
 

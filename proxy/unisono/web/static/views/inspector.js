@@ -179,7 +179,7 @@ async function read(body, retries, overtaken) {
   for (let left = retries; ; left -= 1) {
     try {
       const { isFirst, ...asked } = body;
-      return await json("/v1/inspect", { body: asked });
+      return await json("/v1/inspect", { body: asked, reads: true });
     } catch (error) {
       if (left <= 0 || error.status !== 404 || overtaken()) throw error;
       await new Promise((resolve) => setTimeout(resolve, 300));
