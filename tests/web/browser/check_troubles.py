@@ -11,7 +11,7 @@ import pytest
 from tests.web.browser.ways import Opened, ask, chat, keyed_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 # Longest time that the page may take for pasted text.
 MAX_PASTE_MS = 500
@@ -243,6 +243,30 @@ def test_a_view_opened_during_an_outage_is_complete_after_it(stage: dict[str, st
         page.unroute_all()
         page.locator(content).first.wait_for()
         assert page.locator("main .trouble:visible").count() == 0
+
+
+def test_a_slow_answer_shows_that_it_is_awaited(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    pending: list[Route] = []
+    page.route("**/v1/messages", lambda route: pending.append(route))
+    page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
+    page.get_by_label("API", exact=True).select_option("messages")
+    page.get_by_label("Message", exact=True).fill("say slow")
+    page.get_by_role("button", name="Send", exact=True).click()
+    before = "getComputedStyle(document.querySelector('article.answer .parts'), '::before').content"
+    page.locator("article.answer").wait_for()
+    assert page.evaluate(before) == '"Waiting for the answer …"'
+    while not pending:
+        page.wait_for_timeout(50)
+    pending[0].continue_()
+    page.locator("article .part.of-final").wait_for()
+    assert page.evaluate(before) == "none"
+    page.get_by_role("button", name="Stop", exact=True).click()
+    # The number of output tokens of a stopped answer is not known.
+    facts = page.locator("article .facts")
+    facts.wait_for()
+    assert " in\n" in facts.inner_text()
+    assert " out" not in facts.inner_text()
 
 
 def test_an_empty_store_is_explained(stage: dict[str, str], opened: Opened) -> None:

@@ -148,7 +148,8 @@ function ended(response, transcript) {
 
 function messagesEvent(event, transcript) {
   if (event.type === "error") throw new Error(String(event.error?.message ?? "The stream failed."));
-  if (event.type === "message_start") messagesUsage(event.message.usage, transcript);
+  // The output tokens are known at the end only.
+  if (event.type === "message_start") messagesUsage({ ...event.message.usage, output_tokens: undefined }, transcript);
   else if (event.type === "content_block_start") startBlock(event.content_block, `block ${event.index}`, transcript, event.index);
   else if (event.type === "content_block_delta") growBlock(event.delta, event.index, transcript);
   else if (event.type === "message_delta") {

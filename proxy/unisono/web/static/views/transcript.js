@@ -164,7 +164,7 @@ export class Transcript {
     const facts = [
       trouble ? null : finish,
       usage && `${number(usage.input)} in${usage.cached ? ` (${number(usage.cached)} cached)` : ""}`,
-      usage && `${number(usage.output)} out${usage.reasoning ? ` (${number(usage.reasoning)} reasoning)` : ""}`,
+      usage?.output !== undefined && `${number(usage.output)} out${usage.reasoning ? ` (${number(usage.reasoning)} reasoning)` : ""}`,
       first !== null && first !== undefined && `first token after ${seconds(first)}`,
       `${seconds(total)} in total`,
       pace && `${number(pace)} tokens/s`,
