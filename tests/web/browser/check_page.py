@@ -50,6 +50,15 @@ def test_the_api_reference_opens_at_docs(stage: dict[str, str], opened: Opened) 
     assert_accessible(page)
 
 
+def test_each_block_of_an_answer_has_the_direction_of_its_text(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    body = ask(page, "say hebrew").locator(".of-final .part-body")
+    directions = "nodes => nodes.map(node => getComputedStyle(node).direction)"
+    assert body.locator("p").evaluate_all(directions) == ["rtl", "ltr"]
+    assert body.locator("li").evaluate_all(directions) == ["rtl", "rtl"]
+    assert body.locator("th, td").evaluate_all(directions) == ["rtl", "ltr", "rtl", "ltr"]
+
+
 # -- every view
 
 

@@ -24,6 +24,7 @@ MARKDOWN = (
     "# Weather\n\n- Oslo: 21 °C\n- Rome: 30 °C\n\n| city | °C |\n| --- | --- |\n| Oslo | 21 |\n| Rome | 30 |\n\n"
     '```python\nprint("<b>21</b>")\n```\n\nThat is *all*.'
 )
+HEBREW = "שלום עולם, with English.\n\n- אחת\n- שתיים\n\nA sentence in English.\n\n| א | b |\n| --- | --- |\n| ג | d |"
 HOSTILE = (
     "[safe](https://example.com/) [x](javascript:taken=1) [x](data:text/html,<script>taken=1</script>) "
     "![x](javascript:taken=1) ![x](https://example.com/a.png) <javascript:taken=1>\n\n"
@@ -101,6 +102,7 @@ SCRIPTS: dict[str, VllmScript] = {
             *ENCODING.encode_marked("<|call|>"),
         ]
     ),
+    "hebrew": VllmScript(tokens=plain(HEBREW)),
     "markup": VllmScript(tokens=plain(MARKUP)),
     "controls": VllmScript(tokens=plain(CONTROLS)),
     "large": VllmScript(tokens=plain(LARGE), per_chunk=20_000),

@@ -54,6 +54,8 @@ export function rendered(text) {
     node.replaceWith(wide);
     wide.append(node);
   }
+  // Each block has the direction of its text.
+  for (const node of made.querySelectorAll("p, ul, ol, td, th")) node.setAttribute("dir", "auto");
   spelled(made);
   return made;
 }
