@@ -50,6 +50,16 @@ def test_the_api_reference_opens_at_docs(stage: dict[str, str], opened: Opened) 
     assert_accessible(page)
 
 
+def test_the_tiles_of_the_overview_are_in_one_row(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["open"])
+    # The width of a laptop without the scroll bar.
+    page.set_viewport_size({"width": 1265, "height": 800})
+    page.locator(".sum", has_text="Spend").wait_for()
+    tops = page.evaluate("[...document.querySelectorAll('.sum')].map(tile => tile.offsetTop)")
+    assert len(tops) == 7
+    assert len(set(tops)) == 1
+
+
 def test_each_block_of_an_answer_has_the_direction_of_its_text(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     body = ask(page, "say hebrew").locator(".of-final .part-body")

@@ -102,7 +102,7 @@ export class Plot {
       scales: { x: { time: true, range: (plot, low, high) => [low - stepOf(plot.data[0]) / 2, high + stepOf(plot.data[0]) / 2] }, y: { range: (_, low, high) => [0, (high || 1) * 1.12] } },
       axes: [
         { ...axis, size: 26, gap: 3, space: 60, values: (_, splits, __, ___, by) => splits.map((at) => (by >= 86_400 ? moment(at).slice(5, 10) : clock(at).slice(0, 5))) },
-        { ...axis, size: 58, gap: 4, space: 28, values: (_, splits) => splits.map((value) => this.format(value)) },
+        { ...axis, size: (_, labels) => Math.max(58, ...(labels ?? []).map((label) => 7 * label.length + 4)), gap: 4, space: 28, values: (_, splits) => splits.map((value) => this.format(value)) },
       ],
       series: [{}, ...this.series.map((one) => ({
         stroke: colour(one.colour),
