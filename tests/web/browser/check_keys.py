@@ -132,6 +132,11 @@ def test_a_role_sees_only_its_buttons(stage: Stage, opened: Opened, role: str) -
         assert page.get_by_role("button", name=name, exact=True).count() == int(not is_viewer)
     assert page.get_by_role("button", name="Create a key").count() == int(not is_viewer)
     assert page.get_by_role("link", name="Audit").count() == int(is_viewer)
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Overview", exact=True).click()
+    page.locator(".sum").first.wait_for()
+    # A role that does not see the deployments does not see their load either.
+    texts = page.locator(".sums").evaluate("tiles => [...tiles.childNodes].map(tile => tile.nodeName)")
+    assert texts == ["DIV"] * (7 if is_viewer else 6)
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Models", exact=True).click()
     page.locator("td .is-ready").first.wait_for()
     assert page.get_by_role("button", name="Drain").count() == 0

@@ -1,9 +1,9 @@
 // Replaces content but leaves equal nodes alone, so that scroll position, selection and keyboard focus survive.
-// Elements with a `data-key` are preserved when they move among their siblings.
+// Elements with a `data-key` are preserved when they move among their siblings. Absent children are left out.
 
 export function renew(old, ...children) {
   const fresh = document.createDocumentFragment();
-  fresh.append(...children);
+  fresh.append(...children.filter((child) => child !== null && child !== undefined));
   within(old, fresh);
 }
 
