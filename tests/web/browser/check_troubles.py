@@ -211,6 +211,31 @@ def test_a_restarted_gateway_is_found_again(stage: dict[str, str], opened: Opene
     page.locator("#offline").wait_for(state="hidden")
 
 
+def test_the_keyboard_focus_stays_in_a_list_of_keys(stage: dict[str, str], opened: Opened) -> None:
+    page = keyed_page(stage, opened, "overview")
+    page.locator(".is-ready").first.wait_for()
+    key = {"status": "active", "models": [], "key_name": "sk-...1", "spend": 0, "blocked": False}
+    keys = [{**key, "token": f"key_{number}", "key_alias": f"key {number}"} for number in range(50)]
+    pages = {"keys": keys, "total_pages": 3, "total_count": 150, "current_page": 1}
+    respond_with(page, "/key/list?*", pages)
+    respond_with(page, "/key/block", {})
+    respond_with(page, "/key/update", {})
+    page.evaluate("location.hash = '#/keys/keys'")
+    page.locator("tr", has_text="key_40").get_by_role("button", name="Block").press("Enter")
+    page.locator("tr", has_text="key_40").get_by_role("button", name="Edit").and_(page.locator(":focus")).wait_for()
+    page.keyboard.press("Enter")
+    page.locator("dialog.sheet").wait_for()
+    page.get_by_role("button", name="Save").click()
+    page.locator("dialog.sheet").wait_for(state="detached")
+    page.locator("tr", has_text="key_40").get_by_role("button", name="Edit").and_(page.locator(":focus")).wait_for()
+    page.get_by_role("button", name="Next").press("Enter")
+    page.locator("[role=region]:focus").wait_for()
+    # The list is shown from its beginning.
+    box = page.get_by_role("region", name="Keys").bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 900
+
+
 OPENED_DURING_AN_OUTAGE = {
     "requests": "td time",
     "models": "button:text-is('Drain')",

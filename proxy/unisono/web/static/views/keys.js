@@ -2,7 +2,7 @@
 
 import { json, query, reason } from "/page/lib/api.js";
 import { confirmed } from "/page/lib/confirm.js";
-import { complaint, copier, dialog, el, empty, loading, svg, table, tell } from "/page/lib/dom.js";
+import { complaint, copier, dialog, el, empty, loading, shown, svg, table, tell } from "/page/lib/dom.js";
 import { dollars, moment, number } from "/page/lib/format.js";
 import { changesAll, role, seesAll, state, watch } from "/page/lib/store.js";
 import { keyForm, teamForm } from "/page/views/keyforms.js";
@@ -77,20 +77,34 @@ function listing(place, head, [before, behind], load) {
   const list = el("div", {}, loading());
   const pages = el("nav", { class: "row pages", "aria-label": "Pages" });
   const view = { page: 1, gone: false, reload, failed: (error) => tell(trouble, reason(error)) };
-  const turn = (step, text) => el("button", { type: "button", onclick: () => { view.page += step; reload(); } }, text);
+  const turn = (step, text) => el("button", { type: "button", onclick: async () => {
+    view.page += step;
+    pages.inert = true;
+    await reload();
+    pages.inert = false;
+    list.firstElementChild?.focus({ preventScroll: true });
+    shown(list);
+  } }, text);
   place.replaceChildren(head, trouble, list, pages);
   async function reload() {
     try {
       const found = await load(view.page);
       if (view.gone) return;
       tell(trouble, "");
-      list.replaceChildren(found.content);
+      replace(found.content);
       pages.replaceChildren(...[view.page > 1 ? turn(-1, before) : null, view.page < found.pages ? turn(1, behind) : null, found.words ? el("span", { class: "muted" }, found.words) : null].filter(Boolean));
     } catch (error) {
       if (view.gone) return;
       list.replaceChildren();
       view.failed(error);
     }
+  }
+  // Keeps the keyboard focus in the list, whose elements are replaced.
+  function replace(content) {
+    const had = list.contains(document.activeElement) ? document.activeElement.closest("[data-key]")?.dataset.key ?? "" : null;
+    list.replaceChildren(content);
+    if (had === null) return;
+    (list.querySelector(`[data-key="${CSS.escape(had)}"] button`) ?? list.firstElementChild).focus({ preventScroll: true });
   }
   reload();
   return view;
@@ -118,12 +132,14 @@ function keyList(place, search) {
 function keyTable(list, { reload, failed }, name) {
   const may = managesKeys();
   const act = (text, path, body, kind) => el("button", { type: "button", class: `small ${kind ?? ""}`, onclick: async (event) => {
-    event.target.disabled = true;
+    // A disabled button would lose the focus.
+    if (event.target.ariaBusy) return;
+    event.target.ariaBusy = "true";
     try {
       await json(path, { body });
       await reload();
     } catch (error) {
-      event.target.disabled = false;
+      event.target.ariaBusy = null;
       failed(error);
     }
   } }, text);
@@ -235,8 +251,8 @@ const brief = (value) => (value === undefined || value === null ? "none" : typeo
 
 function changes(before, after) {
   const names = Object.keys({ ...before, ...after }).filter((name) => !/(_at|^token_id|_by|key_name)$/.test(name) && JSON.stringify(before?.[name] ?? null) !== JSON.stringify(after?.[name] ?? null));
-  const shown = names.filter((name) => before || !isEmpty(after[name])).slice(0, 8);
-  return shown.map((name) => `${name}: ${before ? `${brief(before[name])} → ` : ""}${brief(after?.[name])}`).join("; ") || "–";
+  const first = names.filter((name) => before || !isEmpty(after[name])).slice(0, 8);
+  return first.map((name) => `${name}: ${before ? `${brief(before[name])} → ` : ""}${brief(after?.[name])}`).join("; ") || "–";
 }
 
 const isEmpty = (value) => value === null || value === false || (typeof value === "object" && Object.keys(value).length === 0);
