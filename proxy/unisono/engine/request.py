@@ -187,8 +187,7 @@ class RequestOrigin:
     """Sender and identity of a request."""
 
     tenant: str = ""
-    # owner of the API key to which usage is charged; None for requests that the gateway makes itself
-    caller: Caller | None = None
+    caller: Caller | None = None  # owner of the charged API key; None for requests of the gateway itself
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
     is_streamed: bool = True  # False if the client receives the answer only when it is complete
