@@ -252,7 +252,7 @@ async def test_budget_renews_at_midnight_of_a_time_zone(factory: StoreFactory) -
         period = f"every:{start:.0f}"
         one = claim(owner, KeyLimits(money_budget=100), period=period, period_ends=ends, input_cost=7)
         status = await store.reserve(one)
-        assert status.budgets == (BudgetState(owner, 100, spent, period),)
+        assert status.budgets == (BudgetState(owner, 100, spent, period, period_ends=ends),)
         assert (status.refused is None) == (not spent)
         if status.refused is None:
             await store.settle(settlement(one, TokenUsage(requests=1, cost=100)))
