@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway import Answer, Gateway, config_of
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.playing import Play, staged
 from tests.e2e.surfaces import SURFACES
-from tests.fakes import reset_at
+from tests.fakes import FakeVllm, VllmScript, reset_at
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS
+from unisono.harmony.encoding import load_encoding
 
 # A text backend would parse this marker name as the token itself.
 TEXT = "The token <|endofprompt|> ends a prompt, and this goes on for a while."
@@ -21,7 +22,7 @@ PIECES_BEFORE_RESET = 40
 BEGINNING = "The token <|endofprompt|> ends"
 TEXT_KINDS = ("ollama", "mlx_server")
 # Finish reason of each API for an answer that ends before the model ended it.
-EARLY = {"chat": "length", "responses": "incomplete", "messages": "model_context_window_exceeded"}
+EARLY = {"chat": "length", "responses": "incomplete", "messages": "max_tokens"}
 
 
 def config(*deployments: str) -> dict[str, Any]:
@@ -101,3 +102,22 @@ async def test_response_that_ends_early_is_stored_as_incomplete() -> None:
             check_early_end("responses", stored)
             assert stored.body["incomplete_details"] == {"reason": "max_output_tokens"}
             assert not answer.events or stored.body == response
+
+
+@pytest.mark.parametrize(
+    ("finish", "max_tokens", "reason"),
+    [
+        ("length", 4_000, "model_context_window_exceeded"),
+        ("length", 10, "max_tokens"),
+        ("repetition", 10, "max_tokens"),
+    ],
+)
+async def test_messages_reports_a_full_window_only_if_it_was_full(finish: str, max_tokens: int, reason: str) -> None:
+    tokens = load_encoding().encode_marked("<|channel|>final<|message|>On and on.")
+    script = VllmScript(tokens=tokens, finish=finish)
+    async with (
+        FakeVllm(script=lambda _: script, context=400) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+    ):
+        answer = await running.messages(max_tokens=max_tokens)
+    assert answer.body["stop_reason"] == reason

@@ -180,6 +180,7 @@ class StepRunner:
         """
         room = builder.room(prompt, capabilities, spent)
         limit = self._request.answer.max_tokens
+        self._report.facts.is_limited_by_window = limit is None or room < limit - spent
         if room < 1:
             # If the request permits more tokens, only this backend's context window is full. Another deployment may
             # have a larger window.
@@ -225,7 +226,7 @@ class StepRunner:
         """Yield the events of one generation; `first` is set if the prompt is the answer's first."""
         stream = slot.deployment.backend.complete(job)
         telemetry = AttemptTelemetry(self._report, self._request, slot, job, reader.items.context.number, stream)
-        is_text = self._report.facts.are_tokens_guessed = slot.capabilities.output is not OutputForm.IDS
+        is_text = slot.capabilities.output is not OutputForm.IDS
         cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=is_text)
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
 

@@ -286,19 +286,27 @@ def test_the_usage_counts_the_calls_that_succeeded(events: list[Event], counts: 
 STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
 PAUSED = replace(finished(), paused=True)
-FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=100))
-NEARLY_FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=90))
-GUESSED = GenerationReport(facts=GenerationFacts(are_tokens_guessed=True))
+LIMITED = GenerationFacts(is_limited_by_window=True)
 STOP_REASONS: dict[str, tuple[list[Event], GenerationReport, str]] = {
     "end of the message": ([*final(0, "So."), finished()], GenerationReport(), "end_turn"),
     "a call": ([*call(0, 0, "f", "{}"), finished()], GenerationReport(), "tool_use"),
     "a stop sequence": ([*final(0, "So."), STOPPED], GenerationReport(), "stop_sequence"),
-    "max_tokens reached": ([*final(0, "So."), FULL], GenerationReport(), "max_tokens"),
-    "context window full": ([*final(0, "So."), LENGTH], GenerationReport(), "model_context_window_exceeded"),
-    "max_tokens reached by the number of the server": ([*final(0, "So."), NEARLY_FULL], GUESSED, "max_tokens"),
-    "context window full by an estimate": ([*final(0, "So."), LENGTH], GUESSED, "model_context_window_exceeded"),
-    "a reasoning budget reached": ([*final(0, "So."), LENGTH], GenerationReport(unmet="No room."), "max_tokens"),
-    "a repetition": ([*final(0, "So."), LENGTH], GenerationReport(recoveries=["repetition"]), "max_tokens"),
+    "max_tokens reached, or stopped by the backend": ([*final(0, "So."), LENGTH], GenerationReport(), "max_tokens"),
+    "context window full": (
+        [*final(0, "So."), LENGTH],
+        GenerationReport(facts=LIMITED),
+        "model_context_window_exceeded",
+    ),
+    "a reasoning budget reached": (
+        [*final(0, "So."), LENGTH],
+        GenerationReport(unmet="No room.", facts=LIMITED),
+        "max_tokens",
+    ),
+    "a repetition": (
+        [*final(0, "So."), LENGTH],
+        GenerationReport(recoveries=["repetition"], facts=LIMITED),
+        "max_tokens",
+    ),
     "end inside a call": (
         [*call(0, 0, "f", "{", complete=False), finished(cut_call=True)],
         GenerationReport(),

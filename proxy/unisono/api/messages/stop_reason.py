@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from unisono.api.messages.server_tools import FETCH, SEARCH, name_of
 from unisono.core.events import Compacted, Finished, Ran
@@ -11,10 +11,6 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
-
-# Share of `max_tokens` by which an estimated number of tokens may be too low. A server that sends text leaves out the
-# beginning of a character that `max_tokens` cuts.
-GUESS_TOLERANCE: Final = 0.125
 
 
 @dataclass(slots=True)
@@ -90,19 +86,15 @@ def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, m
     if finished.paused:
         return "pause_turn"
     if finished.reason is FinishReason.LENGTH or finished.cut_call or blocks.cut:
-        return "model_context_window_exceeded" if _is_window_full(finished, report, max_tokens) else "max_tokens"
+        return "model_context_window_exceeded" if _is_window_full(finished, report) else "max_tokens"
     # In a stream the text may already be emitted when it turns out to violate its format.
     return "refusal" if blocks.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
-def _is_window_full(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
+def _is_window_full(finished: Finished, report: GenerationReport) -> bool:
     """Return True if the answer ended because the context window was full.
 
     Other causes of a truncated answer are `max_tokens` of the request, a budget, and a stop by the gateway.
     """
-    if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
-        return False
-    if max_tokens is None:
-        return True
-    tolerance = GUESS_TOLERANCE if report.facts.are_tokens_guessed else 0.0
-    return finished.usage.completion_tokens < max_tokens * (1 - tolerance)
+    is_stopped = bool(report.unmet) or REPETITION in report.recoveries
+    return finished.reason is FinishReason.LENGTH and report.facts.is_limited_by_window and not is_stopped
