@@ -202,6 +202,23 @@ def test_the_focus_moves_between_send_and_stop(stage: dict[str, str], opened: Op
     assert page.evaluate(active) == "Send"
 
 
+def test_the_focus_stays_near_a_button_that_is_replaced(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    answer = ask(page, "say brief")
+    active = "document.activeElement.textContent"
+    page.get_by_role("button", name="Edit").press("Enter")
+    page.get_by_role("button", name="Cancel").press("Enter")
+    assert page.evaluate(active) == "Edit"
+    page.get_by_role("button", name="Regenerate").press("Enter")
+    page.wait_for_function(f"{active} === 'Send'")
+    answer.locator(".facts").wait_for()
+    page.get_by_role("button", name="say brief").press("Enter")
+    assert page.evaluate(active) == "say brief"
+    page.get_by_role("button", name="Compare").press("Enter")
+    page.get_by_role("button", name="Lane A").press("Enter")
+    assert page.evaluate(active) == "Lane A"
+
+
 def test_a_restarted_gateway_is_found_again(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["open"])
     page.locator(".is-ready").first.wait_for()

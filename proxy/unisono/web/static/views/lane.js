@@ -78,7 +78,7 @@ export class Lane {
   edit(entry, body) {
     const text = el("textarea", { rows: 4, spellcheck: "false", "aria-label": "Edited message" });
     text.value = entry.turn.text;
-    const done = () => form.replaceWith(body);
+    const done = () => { form.replaceWith(body); entry.node.querySelector(".turn-actions button").focus(); };
     const form = el("form", { class: "stack" }, text, el("div", { class: "row" }, el("button", { type: "submit", class: "small primary" }, "Send again"), el("button", { type: "button", class: "small", onclick: done }, "Cancel")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -127,7 +127,7 @@ class Playground {
     const isPair = this.lanes.length > 1;
     this.lanesNode.classList.toggle("pair", isPair);
     this.settingsTabs.hidden = !isPair;
-    this.settingsTabs.replaceChildren(...this.lanes.map((lane, at) => el("button", { type: "button", class: "small", "aria-pressed": String(at === active), onclick: () => this.drawTabs(at) }, `Lane ${lane.name}`)));
+    this.settingsTabs.replaceChildren(...this.lanes.map((lane, at) => el("button", { type: "button", class: "small", "aria-pressed": String(at === active), onclick: () => { this.drawTabs(at); this.settingsTabs.children[at].focus(); } }, `Lane ${lane.name}`)));
     this.settingsNode.replaceChildren(this.lanes[active].settings.node);
     for (const lane of this.lanes) lane.title.hidden = !isPair;
   }
@@ -204,8 +204,8 @@ class Playground {
   changed() {
     const busy = this.lanes.some((lane) => lane.running);
     const [off, on] = busy ? [this.send, this.stop] : [this.stop, this.send];
-    // Moves the focus from a disabled button to the enabled one.
-    const stood = document.activeElement === off;
+    // Moves the focus from a disabled button to the enabled one. A button in a turn that is generated again is gone.
+    const stood = document.activeElement === off || (busy && document.activeElement === document.body);
     on.disabled = false;
     if (stood) on.focus({ preventScroll: true });
     off.disabled = true;
@@ -257,7 +257,7 @@ class Playground {
     const all = chats();
     this.history.replaceChildren(...(all.length ? [
       el("h2", {}, "Chats of this tab"),
-      el("ul", { class: "plain" }, all.map((chat) => el("li", {}, el("button", { type: "button", class: "link", "aria-current": chat.id === this.chat.id ? "true" : null, onclick: () => this.open(chat) }, chat.title)))),
+      el("ul", { class: "plain" }, all.map((chat) => el("li", {}, el("button", { type: "button", class: "link", "aria-current": chat.id === this.chat.id ? "true" : null, onclick: () => { this.open(chat); this.history.querySelector("[aria-current]")?.focus(); } }, chat.title)))),
     ] : []));
   }
 }
