@@ -367,6 +367,40 @@ async def test_a_new_response_renews_the_responses_that_it_continues(
     assert await store.responses("ann", [one.id for one in chain]) == (None,) * 4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("in_conversation", [False, True], ids=["alone", "in a conversation"])
+async def test_a_running_response_and_its_conversation_do_not_expire(
+    factory: StoreFactory, in_conversation: bool
+) -> None:
+    store = await factory.open(Retention(response_s=1.0, conversation_s=1.0))
+    chat = conversation()
+    await store.create_conversation("ann", chat, EVERY_ITEM)
+    running = response(conversation=chat.id if in_conversation else None)
+    await asyncio.sleep(0.6)
+    lease = await store.acquire("ann", running.anchor, f"a:0:{running.id}", 5, reserve_s=5)
+    assert lease
+    await asyncio.sleep(0.6)
+    await store.create("ann", running, lease=lease, log=LogWrite(events=(b"0",)))
+    for number in range(1, 4):
+        assert await store.renew(lease, 5)
+        await asyncio.sleep(0.6)
+        await store.log(lease, running.id, LogWrite(number, (b"1",)))
+    assert await store.responses("ann", [running.id]) == (running,)
+    assert await store.events("ann", running.id, 3) == EventPage(3, (b"1",))
+    assert (await store.conversation_items("ann", chat.id) == EVERY_ITEM) is in_conversation
+
+
+@pytest.mark.slow
+async def test_the_check_before_a_response_renews_the_responses_that_it_continues(factory: StoreFactory) -> None:
+    store = await factory.open(Retention(response_s=1.0, conversation_s=1.0))
+    first = response(status=Status.COMPLETED)
+    await store.create("ann", first)
+    await asyncio.sleep(0.6)
+    await store.check(response(ancestors=(first.id,)), "ann")
+    await asyncio.sleep(0.6)
+    assert await store.responses("ann", [first.id]) == (first,)
+
+
 async def test_a_deleted_ancestor_stays_deleted(factory: StoreFactory) -> None:
     store = await factory.open()
     first = response(status=Status.COMPLETED)

@@ -156,8 +156,8 @@ class BackgroundRun:
 class Retention:
     """Seconds for which state is stored after its last write.
 
-    A new response restarts the time of its ancestors and their conversation. All items of a conversation are stored for
-    the same time. `log_s` applies to the log of a finished response, and `key_s` to idempotency keys.
+    A new response renews its ancestors and their conversation, and a lease renews its conversation. All items of a
+    conversation are stored for the same time. `log_s` is for logs of finished responses, `key_s` for idempotency keys.
     """
 
     response_s: float = 30 * 86400.0
@@ -196,8 +196,8 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     async def check(self, beginning: StoredResponse | None = None, tenant: str = "") -> None:
         """Check that the store answers and accepts writes; raise an error otherwise.
 
-        `beginning` is a new response of `tenant`; it is not written. Raises `StoreTooLarge` if it is too large, or if
-        its conversation has no room for its input.
+        `beginning` is a new response of `tenant`; it is not written, but its ancestors are renewed. Raises
+        `StoreTooLarge` if it is too large, or if its conversation has no room for its input.
         """
         ...
 

@@ -67,6 +67,10 @@ class RedisStore(RedisResponses, RedisConversations, RedisLeases, KeptKeys, Redi
         # A server that is full, read-only or unable to persist refuses this write like any other. The write is a
         # script, like the other writes, because an access control list may deny scripts.
         await self._link.act(lease_scripts.TRY, [keys.NEVER], [])
+        if beginning is not None and beginning.ancestors:
+            renewals = await self._renewals(tenant, beginning.ancestors)
+            if renewals:
+                await self._link.write(*renewals)
 
     async def _check_room(self, tenant: str, conversation: str | None, size: int) -> None:
         if conversation is not None:

@@ -16,13 +16,21 @@ local function held(lease, fence, given)
 end
 """
 
+# Function that renews the conversation of a lease, because it must not expire while a response of it is running.
+KEEP_CONVERSATION = """
+local function keep_conversation(ttl)
+  for n = 3, 5 do redis.call('PEXPIRE', KEYS[n], ttl) end
+end
+"""
+
 # The fence is the time in milliseconds, or the last fence plus one if that is greater. After a failover, a former
 # primary and the new primary may both accept leases for the same response. With plain counters, these leases could have
 # the same fence. The key of a lease expires after its reserve.
 ACQUIRE = Script(
-    """
+    KEEP_CONVERSATION
+    + """
 local lease, fence = unpack(KEYS)
-local owner, for_ms, force, ttl, reserve = arg(), arg(), arg() == '1', arg(), tonumber(arg())
+local owner, for_ms, force, ttl, reserve, kept = arg(), arg(), arg() == '1', arg(), tonumber(arg()), arg()
 local was = redis.call('GET', lease)
 if was then
   local number, holder = string.match(was, '^(%d+):(.*)$')
@@ -37,14 +45,16 @@ end
 local number = string.format('%d', math.max(tonumber(redis.call('GET', fence) or 0) + 1, clock()))
 redis.call('SET', fence, number, 'PX', ttl)
 redis.call('SET', lease, number .. ':' .. owner, 'PX', for_ms)
+keep_conversation(kept)
 return {'ok', tonumber(number)}
 """
 )
 
 EXTEND = Script(
-    """
+    KEEP_CONVERSATION
+    + """
 local lease, fence = unpack(KEYS)
-local owner, given, for_ms, ttl = arg(), arg(), tonumber(arg()), arg()
+local owner, given, for_ms, ttl, kept = arg(), arg(), tonumber(arg()), arg(), arg()
 if redis.call('GET', fence) ~= given then return {'ok', 0} end
 if for_ms > 0 then
   redis.call('SET', lease, given .. ':' .. owner, 'PX', for_ms)
@@ -52,6 +62,7 @@ if for_ms > 0 then
 else
   redis.call('DEL', lease)
 end
+keep_conversation(kept)
 return {'ok', 1}
 """
 )

@@ -21,20 +21,29 @@ class RedisLeases:
     ) -> Lease | None:
         held_s = for_s + reserve_s
         ttl = milliseconds(held_s + self._retention.response_s)
-        args: Args = [owner, milliseconds(held_s), int(force), ttl, round(reserve_s * 1000)]
-        number = await self._link.act(lease_scripts.ACQUIRE, keys.lease(tenant, anchor), args)
+        kept = milliseconds(self._retention.conversation_s)
+        args: Args = [owner, milliseconds(held_s), int(force), ttl, round(reserve_s * 1000), kept]
+        named = [*keys.lease(tenant, anchor), *keys.conversation(tenant, anchor)]
+        number = await self._link.act(lease_scripts.ACQUIRE, named, args)
         return Lease(tenant, anchor, owner, number, reserve_s) if number else None
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        return await self._extend(lease, milliseconds(for_s + lease.reserve_s))
+        renewed = await self._extend(lease, milliseconds(for_s + lease.reserve_s))
+        response = lease.owner.rpartition(":")[2]
+        if renewed and lease.reserve_s and response != lease.anchor:
+            # Without this pointer, readers do not find the running response in its conversation.
+            kept = milliseconds(self._retention.response_s)
+            await self._link.write(("PEXPIRE", keys.anchor(lease.tenant, response), kept))
+        return renewed
 
     async def release(self, lease: Lease) -> None:
         await self._extend(lease, 0)
 
     async def _extend(self, lease: Lease, for_ms: int) -> bool:
         ttl = for_ms + milliseconds(self._retention.response_s)
-        args: Args = [lease.owner, str(lease.fence), for_ms, ttl]
-        return bool(await self._link.act(lease_scripts.EXTEND, keys.lease(lease.tenant, lease.anchor), args))
+        args: Args = [lease.owner, str(lease.fence), for_ms, ttl, milliseconds(self._retention.conversation_s)]
+        named = [*keys.lease(lease.tenant, lease.anchor), *keys.conversation(lease.tenant, lease.anchor)]
+        return bool(await self._link.act(lease_scripts.EXTEND, named, args))
 
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
         await self._link.act(lease_scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])

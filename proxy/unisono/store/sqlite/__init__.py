@@ -212,6 +212,8 @@ class SqliteStore(SqliteAccess):
             await self._run(disk_space.fill)
             await self._run(disk_space.clear)
             self._failed = False
+        if beginning is not None and beginning.ancestors:
+            await self._run(responses.renew, tenant, beginning.ancestors)
 
     async def _save(
         self,

@@ -45,7 +45,16 @@ def acquire(
         "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)",
         (tenant, anchor, owner, fence, until, until + act.retention.response_s),
     )
+    _keep_conversation(act, tenant, anchor)
     return Lease(tenant, anchor, owner, fence, reserve_s)
+
+
+def _keep_conversation(act: Transaction, tenant: str, anchor: str) -> None:
+    """Renew the conversation of a lease, so that it exists until its response ends."""
+    act.db.execute(
+        "UPDATE conversations SET expires = ? WHERE tenant = ? AND id = ? AND expires > ?",
+        (act.now + act.retention.conversation_s, tenant, anchor, act.now),
+    )
 
 
 def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
@@ -64,6 +73,8 @@ def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
             lease.fence,
         ),
     )
+    if changed.rowcount == 1:
+        _keep_conversation(act, lease.tenant, lease.anchor)
     return changed.rowcount == 1
 
 

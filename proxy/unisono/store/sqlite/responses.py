@@ -50,10 +50,10 @@ def save(
     _extend_log(act, tenant, response.id, log)
     _append(act, tenant, response)
     if new:
-        _renew(act, tenant, response.ancestors)
+        renew(act, tenant, response.ancestors)
 
 
-def _renew(act: Transaction, tenant: str, ancestors: Sequence[str]) -> None:
+def renew(act: Transaction, tenant: str, ancestors: Sequence[str]) -> None:
     """Renew `ancestors`, their items and their conversation, except recently renewed responses."""
     kept_s = act.retention.response_s
     due = [
@@ -158,6 +158,12 @@ def log(act: Transaction, lease: Lease, response: str, write: LogWrite) -> None:
     if row[1]:
         raise refusal("finished")
     _extend_log(act, lease.tenant, response, write)
+    # A running response does not expire.
+    kept_s = act.retention.response_s
+    act.db.execute(
+        "UPDATE responses SET expires = ?, log_expires = ? WHERE tenant = ? AND id = ? AND expires < ?",
+        (act.now + kept_s, act.now + kept_s, lease.tenant, response, act.now + MIN_LEFT * kept_s),
+    )
 
 
 def _extend_log(act: Transaction, tenant: str, response: str, write: LogWrite) -> None:
