@@ -353,11 +353,12 @@ def test_a_value_of_any_type_in_any_field_is_no_failure(running_app: RunningApp,
 NO_STRING: dict[str, tuple[Json, str]] = {
     "a document": ({"type": "document", "source": {"type": [], "data": "x"}}, "messages.0.content.0.source.type"),
     "an image": ({"type": "image", "source": {"type": ["url"]}}, "messages.0.content.0"),
+    "a part": ({"type": [], "text": "x"}, "messages.0.content.0.type"),
 }
 
 
 @pytest.mark.parametrize(("block", "param"), NO_STRING.values(), ids=NO_STRING)
-def test_the_type_of_a_source_must_be_a_string(running_app: RunningApp, block: Json, param: str) -> None:
+def test_the_type_of_a_part_must_be_a_string(running_app: RunningApp, block: Json, param: str) -> None:
     messages = [{"role": "user", "content": [block]}]
     response = running_app.post("/v1/messages", {"model": "gpt-oss", "max_tokens": 9, "messages": messages})
     assert response.status == 400, response.body

@@ -52,22 +52,3 @@ async def test_a_provider_reserves_only_the_prices_of_its_own_deployments() -> N
             answers = [await running.chat(max_tokens=SIZE) for _ in range(3)]
     assert [each.body["choices"][0]["finish_reason"] for each in answers] == ["stop"] * 3
     assert [each.body["unisono"]["backend"] for each in answers] == ["vllm-1", "vllm-1", "vllm-2"]
-
-
-async def test_an_almost_spent_provider_does_not_cut_the_answers_of_others() -> None:
-    async with FakeVllm(tokens=ANSWER) as cheap, FakeVllm(tokens=ANSWER) as dear:
-        budgets = {"vllm": {"max_budget": 2 * CHEAP / 1e6}, "hosted_vllm": {"max_budget": 10}}
-        built = config(cheap, dear, ("gpt-oss", "gpt-oss"), provider_budget_config=budgets)
-        built["general_settings"] = {"master_key": "sk-master-of-the-tests"}
-        master = {"authorization": "Bearer sk-master-of-the-tests"}
-        async with gateway(built) as running:
-            answers = [await running.chat_as("sk-master-of-the-tests", max_tokens=SIZE) for _ in range(2)]
-            # If no other deployment may answer, the answer ends at the remaining budget.
-            body = b'{"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}'
-            chosen = await running.post("/v1/chat/completions", body, x_unisono_deployment="vllm-1", **master)
-    assert [each.body["choices"][0]["finish_reason"] for each in answers] == ["stop"] * 2
-    assert [each.body["unisono"]["backend"] for each in answers] == ["vllm-2"] * 2
-    assert chosen.body["usage"]["completion_tokens"] == 2
-    assert chosen.body["unisono"]["unmet"] == (
-        "The remaining budget of the provider `vllm` was too small for a longer answer."
-    )

@@ -152,7 +152,7 @@ async def test_a_provider_pays_for_what_it_generated_before_another_one_failed()
         config = priced(config_of(f"vllm@{vllm.url}", f"sglang@{sglang.url}"))
         for order, entry in enumerate(config["model_list"]):
             entry["litellm_params"]["order"] = order
-        providers = {"vllm": {"max_budget": 2 * COST}, "sglang": {"max_budget": COST}}
+        providers = {"vllm": {"max_budget": 2 * COST}, "sglang": {"max_budget": 9 * COST}}
         config["router_settings"] = {"provider_budget_config": providers, "allowed_fails": 1_000, "num_retries": 1}
         async with gateway(config) as running:
             assert running.app is not None

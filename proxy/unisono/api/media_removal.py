@@ -225,6 +225,6 @@ def _is_tool_message(item: Any) -> bool:
 
 def _may_be_merged(parts: Sequence[Any]) -> bool:
     """Return whether a user message may be a message with media joined with a later one."""
-    types = [part.get("type") for part in parts if isinstance(part, dict)]
+    types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
     last = max((index for index, kind in enumerate(types) if kind in MEDIA_PARTS), default=len(types))
     return "text" in types[last + 1 :] and types.count("text") > 1

@@ -69,30 +69,15 @@ RESERVED_AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
-    """Reservation `claim` in `budget`; `room` tokens may be generated, None for no maximum."""
-
-    budget: SharedBudget
-    claim: QuotaReservation
-    room: int | None
-
-    @property
-    def is_narrow(self) -> bool:
-        """True if there is less room than the expected number of tokens of the answer."""
-        return self.room is not None and self.room < self.claim.expected_output
-
-
-@dataclass(frozen=True, slots=True)
 class Granted:
     """Reservations in budgets.
 
-    `excluded` are the deployments whose budget is spent, or has too little room for the answer. `room` is the largest
-    number of tokens that may be generated, None for no maximum. `narrowest` is the owner of the budget that determines
-    `room`.
+    `spent` are the deployments whose budget is spent. `room` is the largest number of tokens that may be generated,
+    None for no maximum. `narrowest` is the owner of the budget that determines `room`.
     """
 
     reserved: tuple[tuple[SharedBudget, QuotaReservation], ...]
-    excluded: frozenset[str]
+    spent: frozenset[str]
     room: int | None
     narrowest: str
 
@@ -120,19 +105,19 @@ class BudgetGate(Gate):
         self._capped_by = ""
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        """Reserve in each budget, and exclude the deployments whose budget has too little room.
+        """Reserve in each budget, and exclude the deployments whose budget is spent.
 
         Raises `LimitReached` if no deployment is left, and `StoreUnavailable` if the store cannot be used.
         """
         choices = self._choices
         granted = await (self._reserve(request) if choices is None else choices.admitted(request, self._reserve))
-        self._reserved, excluded = granted.reserved, granted.excluded
+        self._reserved, spent = granted.reserved, granted.spent
         # This gate is used only to compute the usage of the answer.
         self._quota = QuotaGate(self._metering, request)
         self._quota.report = self.report
         await self._quota.read_journal()
-        if excluded:
-            request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | excluded))
+        if spent:
+            request = replace(request, routing=replace(request.routing, excluded=request.routing.excluded | spent))
         limit = request.answer.max_tokens
         if granted.room is None:
             return request
@@ -147,7 +132,8 @@ class BudgetGate(Gate):
     async def _reserve(self, *requests: GenerationRequest) -> Granted:
         """Reserve in each budget for all choices of a request. Raises the errors of `admit`."""
         sent = await self._metering.prompt_tokens(requests, has_budget=True)
-        reserved: list[Reserved] = []
+        reserved: list[tuple[SharedBudget, QuotaReservation]] = []
+        rooms: list[tuple[int, str]] = []
         spent: frozenset[str] = frozenset()
         refusals: list[tuple[SharedBudget, QuotaStatus]] = []
         try:
@@ -159,26 +145,23 @@ class BudgetGate(Gate):
                     spent |= budget.deployments
                     refusals.append((budget, status))
                 elif status is not None:
-                    reserved.append(Reserved(budget, claim, status.output))
+                    reserved.append((budget, claim))
+                    rooms += [] if status.output is None else [(status.output, budget.owner)]
         except BaseException:
-            self._metering.ledger.release(*(one.claim for one in reserved))
+            self._metering.ledger.release(*(claim for _, claim in reserved))
             raise
-        kept, excluded = _without_narrow(reserved, spent, self._eligible)
-        self._metering.ledger.release(*(one.claim for one in reserved if one not in kept))
-        room, narrowest = min(
-            ((one.room, one.budget.owner) for one in kept if one.room is not None), default=(None, "")
-        )
+        room, narrowest = min(rooms, default=(None, ""))
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
         elif answers := answers_without_room(requests, room):
             error = no_room(answers)
         if error is not None:
-            self._metering.ledger.release(*(one.claim for one in kept))
+            self._metering.ledger.release(*(claim for _, claim in reserved))
             raise error
         if self._choices is not None:
-            self._choices.claims = [one.claim for one in kept]
-        return Granted(tuple((one.budget, one.claim) for one in kept), excluded, room, narrowest)
+            self._choices.claims = [claim for _, claim in reserved]
+        return Granted(tuple(reserved), spent, room, narrowest)
 
     async def finish(self, finished: Finished) -> None:
         if self._capped_by and finished.reason is FinishReason.LENGTH and not self.report.unmet:
@@ -246,27 +229,6 @@ class BudgetGate(Gate):
         price = self._metering.prices.settled(model, step.deployment)
         tokens = price.input_cost(step.prompt_tokens, step.cached_tokens or 0) + price.output_cost(step.generated)
         return tokens + price.unit_cost(step.units)
-
-
-def _without_narrow(
-    reserved: Sequence[Reserved], spent: frozenset[str], eligible: frozenset[str]
-) -> tuple[list[Reserved], frozenset[str]]:
-    """Leave out budgets without room for the expected answer, if other deployments have more.
-
-    Otherwise an almost spent provider would cut the answers of all others, which are not charged to it. Returns the
-    reservations to keep, and the deployments to exclude, which include those in `spent`.
-    """
-    kept, excluded = list(reserved), spent
-    for one in sorted(reserved, key=lambda one: MAX_TOKENS if one.room is None else one.room):
-        others = eligible - excluded - one.budget.deployments
-        if not one.is_narrow or not others:
-            continue
-        # Each of the other deployments is limited by the smallest of its own budgets.
-        rooms = [each.room for each in kept if each.room is not None and each.budget.deployments & others]
-        if min(rooms, default=MAX_TOKENS) > (one.room or 0):
-            kept.remove(one)
-            excluded |= one.budget.deployments
-    return kept, excluded
 
 
 def _refused(refusals: Sequence[tuple[SharedBudget, QuotaStatus]]) -> LimitReached:

@@ -142,7 +142,7 @@ class Metering:
             output_price=price.output,
             period=limits.budget_period.name(start),
             period_ends=ends,
-            is_owed=bool(request.resumption.journal) or request.origin.is_admitted,
+            is_owed=bool(request.resumption.journal) or request.resumption.is_taken_over or request.origin.is_admitted,
             is_resumed=bool(request.resumption.journal),
         )
 
