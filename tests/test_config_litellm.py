@@ -511,7 +511,7 @@ FROM_VARIABLES: dict[str, Any] = {
     ],
     "mcp_servers": {"docs": {"url": "os.environ/A", "transport": "os.environ/B"}},
     "litellm_settings": {"budget_duration": "os.environ/A", "timezone": "os.environ/B"},
-    "general_settings": {"master_key": "os.environ/A"},
+    "general_settings": {"master_key": "os.environ/A", "allowed_ips": ["os.environ/D", "os.environ/E"]},
     "unisono": {"salt_key": "os.environ/A", "cors_origins": ["os.environ/C"]},
 }
 

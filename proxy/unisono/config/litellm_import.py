@@ -80,7 +80,7 @@ def _startup_warnings(tree: object) -> tuple[str, ...]:
         except ConfigError as error:
             # The value of a variable may also be read as a list, and the error is about an element.
             paths = {message.partition(":")[0] for message in error.messages}
-            paths |= {path.removesuffix("[0]") for path in paths}
+            paths |= {re.sub(r"\[\d+\]$", "", path) for path in paths}
             if paths & references.keys() <= rejected:
                 raise
             rejected |= paths & references.keys()
@@ -94,11 +94,17 @@ def _parts(value: object, path: str) -> list[tuple[Any, object, str]]:
 
 
 def _references(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of all references to environment variables, with the references."""
+    """Yield the paths of all references to environment variables, with the references.
+
+    A list with references is one itself, because an error about an element may name the list.
+    """
     if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
         yield path, value
     for _, inner, inner_path in _parts(value, path):
-        yield from _references(inner, inner_path)
+        for inside, reference in _references(inner, inner_path):
+            yield inside, reference
+            if inside == inner_path and isinstance(value, list):
+                yield path, reference
 
 
 def _with_samples(value: object, paths: Container[str], path: str) -> object:
