@@ -98,7 +98,7 @@ class FailureFormat:
     `body` makes the error body from the error and the request id. `event` is the template of the event that reports the
     error in a stream. `id_header` is the name of a second response header for the request id, besides `x-request-id`.
     `sign` is the name of a request header in lower case. If `sign` is not empty, the format applies only to requests
-    with this header. `limits` makes the rate limit headers.
+    with this header. `limits` makes the rate limit headers of an error.
     """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]

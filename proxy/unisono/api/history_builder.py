@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from unisono.api.body import MAX_RUN, RUN_TOO_LONG, has_piece_of_length
-from unisono.api.call_ids import known_id
+from unisono.api.call_ids import to_gateway_id
 from unisono.api.field_types import OpenModel, Text, invalid_field, refused, shortened
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.errors import InvalidRequest
@@ -120,8 +120,8 @@ class History:
     """Items in the order in which the model must see them.
 
     A result is placed after its call if both belong to the same exchange. An exchange is a sequence of calls and
-    results, which messages or reasoning separate from the next sequence. `notes` are messages to the client. The items
-    have the call ids of the gateway, whichever API showed these ids to the client.
+    results, which messages or reasoning separate from the next sequence. `notes` are messages to the client. Call
+    ids of Messages are converted to the call ids of the gateway.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class History:
         self.add()  # ends the exchange, and with it the errors about its items
 
     def call(self, call: AssistantCall) -> None:
-        if (own_id := known_id(call.call_id)) != call.call_id:
+        if (own_id := to_gateway_id(call.call_id)) != call.call_id:
             call = replace(call, call_id=own_id)
         if self._remove_earlier(call):
             self._exchange.pop(call.call_id, None)
@@ -205,7 +205,7 @@ class History:
         self._entries.append(pending)
 
     def has_call(self, call_id: str) -> bool:
-        return known_id(call_id) in self._names
+        return to_gateway_id(call_id) in self._names
 
     def name_of(
         self, call_id: str, param: str, *, sent: str = "", default: str = UNKNOWN_TOOL, missing: str = ""
@@ -215,7 +215,7 @@ class History:
         If the call is missing, a note tells the client. `param` is the field with the id, and `sent` the id in the
         client's spelling. If the client sent no id, `missing` is the reason to use in the note.
         """
-        name = self._names.get(known_id(call_id))
+        name = self._names.get(to_gateway_id(call_id))
         if name is not None:
             return name
         missing = missing or f"no earlier tool call has the id '{shortened(sent or call_id)}'"
@@ -253,7 +253,7 @@ class History:
 
     def result(self, result: ToolResult) -> None:
         """Add a tool result after its call, or at the end if the exchange has no such call."""
-        if (own_id := known_id(result.call_id)) != result.call_id:
+        if (own_id := to_gateway_id(result.call_id)) != result.call_id:
             result = replace(result, call_id=own_id)
         # Later reasoning with the same text is new. Only calls without a result may still be repeated.
         self._movable = {

@@ -47,8 +47,8 @@ async def all_read(_: Sequence[Any]) -> int:
 class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
-    Validation replaces media in the fields `FIELDS`. If `KEEPS_NEWEST` is True, media in the newest user message are
-    not replaced but refused, unless the validation context contains other MediaRules.
+    Validation replaces media in the fields that `FIELDS` names. If `KEEPS_NEWEST` is True, media in the newest user
+    message are not replaced but refused, unless the validation context contains other MediaRules.
     """
 
     FIELDS: ClassVar[HistoryFields] = HistoryFields("messages")

@@ -55,8 +55,9 @@ NOTHING_TO_REPLACE: Final = MediaRules()
 class HistoryFields:
     """Fields of a request that may contain media.
 
-    `history` is the field with the messages or items, and `instructions` a field with parts before them, or "". If
-    `merges` is True, clients of this API send consecutive user messages as one.
+    `history` is the name of the field with the messages or items. `instructions` is the name of a field with parts that
+    precede the history, or "". If `merges` is True, clients of this API may send several user messages as a single
+    message.
     """
 
     history: str
@@ -76,6 +77,8 @@ class MediaRemoval:
     #   keep their media.
     # - A tool message in Chat Completions can hold only text. Programs therefore send the media of a tool in the user
     #   message after the tool message. Such a user message does not keep its media.
+    # - In Messages, the newest user message does not keep its media if it may consist of a refused message and a later
+    #   one. Otherwise, a session could not continue after a refused image.
     # - Lists and objects are copied only where something is removed.
 
     def __init__(self, fields: HistoryFields, rules: MediaRules) -> None:
@@ -224,7 +227,10 @@ def _is_tool_message(item: Any) -> bool:
 
 
 def _may_be_merged(parts: Sequence[Any]) -> bool:
-    """Return whether a user message may be a message with media joined with a later one."""
+    """Return whether a user message may consist of a message with media and a later message.
+
+    This is possible if the message has several texts, and a text follows the last image or file.
+    """
     types = [str(part.get("type")) for part in parts if isinstance(part, dict)]
     last = max((index for index, kind in enumerate(types) if kind in MEDIA_PARTS), default=len(types))
     return "text" in types[last + 1 :] and types.count("text") > 1

@@ -76,7 +76,7 @@ def summary_request(request: GenerationRequest, further: str = "") -> Generation
         request,
         conversation=replace(request.conversation, items=items, prefill=None),
         origin=replace(request.origin, key=RequestKey()),
-        # The seed identifies the charged usage, and the answer has its own usage.
+        # Usage is charged once for each seed, so the summary and the answer need different seeds.
         resumption=replace(request.resumption, seed=_summary_seed(request.resumption.seed)),
         # The tools stay in the prompt, which a backend has cached, but no call is run.
         server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
@@ -299,12 +299,13 @@ def _end_of_output(items: Sequence[Item]) -> int:
 def replaces_history(items: Sequence[Item]) -> bool:
     """Return True if the items of a compaction replace the whole conversation before it.
 
-    A compaction by `POST /responses/compact` replaces only a part, because the client keeps the user's newest messages.
+    A compaction by `POST /responses/compact` does not, because the client keeps the user's newest messages.
     """
     if any(isinstance(item, UserMessage) and item.text.startswith(WHOLE_SUMMARY_HEADING) for item in items):
         return True
-    # Earlier versions used one heading for all summaries, and a compaction without a summary has no heading. Such a
-    # compaction replaces everything if it includes user messages, answers, or results of calls that are not pending.
+    # Earlier versions used one heading for all summaries, and a compaction without a summary has no heading. A
+    # compaction of these kinds replaces everything if it includes user messages, answers, or results of calls that are
+    # not pending.
     has_summary = any(_is_summary(item) for item in items)
     end = len(items) - len(newest_input(items)) if has_summary else len(items)
     return any(_is_history(item) and (at < end or isinstance(item, UserMessage)) for at, item in enumerate(items))

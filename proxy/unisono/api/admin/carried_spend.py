@@ -1,4 +1,4 @@
-"""Spend that counts against a new budget, or against a budget whose period changes."""
+"""Earlier usage that counts against a new budget, or against a budget whose period changes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Owner: TypeAlias = KeyRecord | DirectoryEntry
 
 
 async def carry_spend(admin: Administration, was: Owner, now: Owner) -> None:
-    """Count earlier usage against the budgets that a change adds, or whose period it changes.
+    """Count earlier usage against each budget that a change adds or gives a different period.
 
-    The store adds up the usage of a period only while the owner has a budget with this period. For other periods, the
-    sum is taken from the ledger, from the day on which the period began. Must be called before the change is stored.
+    `was` and `now` are the key or directory entry before and after the change. The store may not have summed the usage
+    of the budget's current period. The sum is therefore taken from the ledger, from the day on which the period began.
+    Call this function before the change is stored, so that no request finds the new budget unspent.
     """
     async for owner, before, after in _changed_limits(admin, was, now):
         start, ends = after.budget_period.window(admin.clock(), after.budget_since, admin.zone)
@@ -33,7 +34,7 @@ async def carry_spend(admin: Administration, was: Owner, now: Owner) -> None:
 async def _changed_limits(
     admin: Administration, was: Owner, now: Owner
 ) -> AsyncIterator[tuple[Owner, KeyLimits, KeyLimits]]:
-    """Yield each owner that a change concerns, with its limits before and after the change."""
+    """Yield each owner whose limits may change, with the limits before and after the change."""
     if isinstance(was, KeyRecord) or was.kind is not EntryKind.BUDGET:
         yield now, (await applied_limits(admin, was))[0], (await applied_limits(admin, now))[0]
         return
@@ -53,11 +54,11 @@ def _account_of(owner: Owner) -> Account:
 
 
 async def _usage_since(admin: Administration, owner: Owner, since: str) -> TokenUsage:
-    """Return the usage of an owner since a day. Teams and users have the usage of their keys."""
+    """Return the usage of an owner since a day; for a team or a user, the usage of its keys."""
     if isinstance(owner, KeyRecord) or owner.kind is EntryKind.CUSTOMER:
         lines = await admin.store.ledger(since, LAST_DAY, _account_of(owner))
     else:
-        # Keys that were revoked earlier belonged to a deleted team or user with the same id.
+        # A key that was revoked before the owner was created belonged to a deleted team or user with the same id.
         keys = {
             key.id
             for key in await admin.store.keys()

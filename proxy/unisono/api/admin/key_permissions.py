@@ -57,7 +57,7 @@ def _raises(name: str) -> Change:
 
 
 def _renews(was: KeyRights, now: KeyRights) -> bool:
-    """Return True if the period of a budget was changed, so that it renews at another time."""
+    """Return True if the period of a budget was changed, so that it renews at a different time."""
     periods = [(each.limits.budget_period, each.limits.budget_since) for each in (was, now)]
     return was.has_period and periods[0] != periods[1]
 

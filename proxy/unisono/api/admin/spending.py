@@ -74,5 +74,5 @@ async def account_spend(admin: Administration, account: Account, limits: KeyLimi
 
 
 def first_day(start: float) -> str:
-    """Return the first day in the ledger of a budget period that began at `start`."""
+    """Return the day on which a budget period began, as in the ledger; `start` is its Unix time."""
     return datetime.fromtimestamp(start, UTC).date().isoformat() if start else FIRST_DAY

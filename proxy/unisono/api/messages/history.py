@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from unisono.api.call_ids import known_id
+from unisono.api.call_ids import to_gateway_id
 from unisono.api.field_types import MAX_MESSAGES
 from unisono.api.history_builder import History, join, split_markers
 from unisono.api.messages.content_blocks import (
@@ -142,7 +142,7 @@ class HistoryReader:
         summaries = [UserMessage(heading + (block.content or "")) for heading in SUMMARY_HEADINGS]
         sealed = block.encrypted_content
         opened = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
-        # A block from another server has only the summary. If the client changed the summary, the change is respected.
+        # A block from another server has only the summary. A summary that the client has changed is used as it is.
         is_unchanged = opened is not None and any(summary in opened for summary in summaries)
         items: Sequence[Item] = opened if opened is not None and is_unchanged else summaries[:1]
         if len(message.content) == 1:
@@ -150,7 +150,7 @@ class HistoryReader:
             later = [each for each in messages[position + 1 :] if each.role == "user"]
             texts = {_user_text(each) for each in later}
             blocks = (block for each in later for block in each.content)
-            results = {known_id(block.tool_use_id) for block in blocks if isinstance(block, ToolResultBlock)}
+            results = {to_gateway_id(block.tool_use_id) for block in blocks if isinstance(block, ToolResultBlock)}
             items = [item for item in items if not _is_repeated(item, texts, results)]
         for item in items:
             # The results of calls may follow, and a preamble between the calls does not separate them.
@@ -198,7 +198,7 @@ class HistoryReader:
         self._change_tools(blocks)
 
     def _result(self, at: str, block: ToolResultBlock) -> None:
-        call_id = known_id(block.tool_use_id)
+        call_id = to_gateway_id(block.tool_use_id)
         inner = [(f"{at}.content.{place}", part) for place, part in enumerate(block.content)]
         output = text_of(inner, self.notes)
         if block.is_error and not output.lower().startswith(FAILED.lower()):
@@ -261,11 +261,13 @@ class HistoryReader:
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
-            known_id(block.tool_use_id): sealed_call
+            to_gateway_id(block.tool_use_id): sealed_call
             for _, block in blocks
             if isinstance(block, ServerResultBlock) and (sealed_call := self._sealed_call(block)) is not None
         }
-        self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
+        self._served_calls = frozenset(
+            to_gateway_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock)
+        )
         # A message is one exchange, so text between its calls does not separate the calls from their results.
         self.history.add()
         # The last text is the answer only if no call follows. Otherwise the model wrote the text to announce a call.
@@ -301,11 +303,11 @@ class HistoryReader:
             case RedactedBlock():
                 self.history.add_within_exchange(*self._opened(block.data, at))
             case ToolUseBlock():
-                self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
+                self.history.call(AssistantCall(to_gateway_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
-                sealed_call = self._sealed.get(known_id(block.id))
+                sealed_call = self._sealed.get(to_gateway_id(block.id))
                 name = self._names.add(block.mcp_server, block.name) if block.mcp_server else block.name
-                own = AssistantCall(known_id(block.id), name, to_arguments(block.input))
+                own = AssistantCall(to_gateway_id(block.id), name, to_arguments(block.input))
                 self.history.call(own if sealed_call is None else sealed_call[0])
             case ServerResultBlock():
                 self._server_result(at, block)
@@ -317,7 +319,7 @@ class HistoryReader:
                 self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
     def _server_result(self, at: str, block: ServerResultBlock) -> None:
-        call_id = known_id(block.tool_use_id)
+        call_id = to_gateway_id(block.tool_use_id)
         sealed_call = self._sealed.get(call_id)
         if sealed_call is not None and call_id not in self._served_calls:
             # Clients may omit the calls to tools that they did not declare, but send the results.
@@ -343,7 +345,7 @@ class HistoryReader:
         call, result = items
         if not (isinstance(call, AssistantCall) and isinstance(result, ToolResult)):
             return None
-        return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
+        return (call, result) if call.call_id == result.call_id == to_gateway_id(block.tool_use_id) else None
 
     def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
         # If reasoning was omitted from the answer, its block has no text, and the signature is the sealed reasoning.

@@ -16,7 +16,7 @@ from typing import Any, Final, assert_never
 
 import orjson
 
-from unisono.api.call_ids import gateway_id
+from unisono.api.call_ids import to_messages_id
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.gateway_tools import builtin_of
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
@@ -191,7 +191,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
 
 
 def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": gateway_id(item.call_id), "name": item.name, "input": arguments}
+    return {"type": "tool_use", "id": to_messages_id(item.call_id), "name": item.name, "input": arguments}
 
 
 class MessageEvents:

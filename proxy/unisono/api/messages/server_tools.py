@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from unisono.api.call_ids import MCP_SERVERS, SERVERS, gateway_id
+from unisono.api.call_ids import MCP_TOOL_PREFIX, SERVER_TOOL_PREFIX, to_messages_id
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
 from unisono.api.media_removal import LINE
@@ -224,7 +224,7 @@ def to_call_block(item: HostedCall) -> dict[str, Any]:
     if not builtin_of(item.server):
         return {
             "type": "mcp_tool_use",
-            "id": gateway_id(item.call_id, MCP_SERVERS),
+            "id": to_messages_id(item.call_id, MCP_TOOL_PREFIX),
             "name": item.tool,
             "server_name": item.server,
             "input": _input(item.arguments, item.tool),
@@ -232,7 +232,7 @@ def to_call_block(item: HostedCall) -> dict[str, Any]:
     name = name_of(item)
     return {
         "type": "server_tool_use",
-        "id": gateway_id(item.call_id, SERVERS),
+        "id": to_messages_id(item.call_id, SERVER_TOOL_PREFIX),
         "name": name,
         "input": _input(item.arguments, name),
     }
@@ -249,7 +249,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     if not builtin_of(ran.item.server):
         return {
             "type": "mcp_tool_result",
-            "tool_use_id": gateway_id(ran.item.call_id, MCP_SERVERS),
+            "tool_use_id": to_messages_id(ran.item.call_id, MCP_TOOL_PREFIX),
             "is_error": ran.outcome.is_error,
             "content": [{"type": "text", "text": ran.text_for_model, SEALED: sealed}],
         }
@@ -280,7 +280,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         }
     return {
         "type": f"{name}_tool_result",
-        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
+        "tool_use_id": to_messages_id(ran.item.call_id, SERVER_TOOL_PREFIX),
         "content": content,
         # The first result of a search contains the seal. Without hits, there is no first result.
         **({} if content else {SEALED: sealed}),
@@ -322,7 +322,7 @@ def _search_result(ran: Ran, sealed: str) -> dict[str, Any]:
         content = {"type": "tool_search_tool_search_result", "tool_references": references}
     return {
         "type": "tool_search_tool_result",
-        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
+        "tool_use_id": to_messages_id(ran.item.call_id, SERVER_TOOL_PREFIX),
         "content": {**content, SEALED: sealed},
     }
 

@@ -18,7 +18,7 @@ from unisono.schemas import violation
 
 Wire = dict[str, Any]
 
-# In these schemas, optional members may be null, as in OpenAI's own calls.
+# Optional members may also be null, because OpenAI's own calls contain null for them.
 _SHELL: Final[dict[str, Json]] = {
     "type": "object",
     "properties": {
@@ -63,7 +63,7 @@ _APPLY_PATCH: Final[dict[str, Json]] = {
             "(removed) or '+' (added); no line numbers. delete_file: none.",
         },
     },
-    # Models leave out the diff of `delete_file`.
+    # `diff` is optional, because models leave it out if they delete a file.
     "required": ["type", "path"],
 }
 

@@ -37,12 +37,12 @@ def nothing_stored(_: str) -> None:
 
 
 def has_sealed(items: Sequence[InputItem]) -> bool:
-    """Return True if the client sent an encrypted text, so that the encryption key is needed."""
+    """Return True if an item has an encrypted text, so that the encryption key is needed."""
     return any(getattr(item, "encrypted_content", None) for item in items)
 
 
 def opener(seals: ItemSealing | None, tenant: str) -> Callable[[str], Sequence[Item] | None]:
-    """Return the function that decrypts sealed texts of a tenant, with `seals` if available."""
+    """Return a function that decrypts texts of a tenant; without `seals`, it returns None."""
     return nothing_stored if seals is None else partial(seals.open, tenant)
 
 

@@ -254,8 +254,8 @@ def _code_call(conversion: InputConversion, item: InputItem, param: str) -> Sequ
         return ()
     logs = [output.get("logs") for output in item.outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), "\n", param=f"{param}.outputs")
-    # The conversation cache finds the call by this id, so that its generated tokens are used, and only once. The name
-    # and the form are those of the model's own calls, which also fit code of other servers.
+    # By this id, the conversation cache finds the tokens that the model generated for the call, and renders the call
+    # only once. Code from other servers gets the same name and form as a call of this model.
     call_id = served_call(item.id, item.type) if item.id else conversion.unnamed(param)
     return AssistantCall(call_id, PYTHON, item.code or ""), ToolResult(call_id, PYTHON, output)
 

@@ -123,9 +123,10 @@ async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
 
 
 def reserve_of(deps: ResponsesDeps, anchor: str, response_id: str) -> float:
-    """Return the seconds for which an ended lease is reserved for its background response.
+    """Return the seconds for which a background response's lease stays reserved after its end.
 
-    No other response of the conversation can start in this time. Otherwise the interrupted response could not continue.
+    In this time, no other response of the conversation can start. Otherwise the interrupted response could not
+    continue. The value is 0 for a response without a conversation.
     """
     return deps.lease_s if anchor != response_id else 0.0
 
@@ -143,8 +144,9 @@ async def hand_over(deps: ResponsesDeps, lease: Lease, run: BackgroundRun) -> No
 async def release_watched(deps: ResponsesDeps, lease: Lease, run: BackgroundRun, *, is_missing: bool = False) -> None:
     """Release the lease of a response that has ended, and remove its watch.
 
-    If `is_missing` is True, the watch expires now instead, so that another process looks for the response again. If the
-    store is unavailable, the lease and the watch expire by themselves later.
+    If `is_missing` is True, the store did not have the response. The watch then expires now instead of being removed,
+    so that another process looks for the response again. If the store is unavailable, the lease and the watch expire by
+    themselves later.
     """
     with _outage_logged("lease not released", run):
         await deps.store.release(lease)

@@ -24,7 +24,7 @@ from unisono.errors import StoreConflict
 
 # Note with the request without its input. It is removed when the response is finished.
 REQUEST_NOTE = "asked"
-# Keys in `REQUEST_NOTE` of facts that reading the input yields: the notes for the client and the applied recoveries.
+# Keys in `REQUEST_NOTE`: the notes for the client and the recoveries that the conversion of the request produced.
 NOTES = "notes"
 RECOVERIES = "recoveries"
 # Note with two numbers: the takeovers after a crash in a row without a new token, and the number of logged tokens at

@@ -102,7 +102,7 @@ class BackgroundRunner:
         size: int = 0,
         confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[StoredResponse, GenerationReport]:
-        """Store a new response and start its generation; return both the response and the report.
+        """Store a new response and start its generation; return the stored response and its report.
 
         `size` is the length of the request body in bytes. `confirm` is called before the response is stored, while the
         lease is held. Raises an error if the request is invalid or if `confirm` fails, and StoreError if the store
@@ -169,8 +169,8 @@ class BackgroundRunner:
         """Cancel a response, in whichever process it runs. Return its record.
 
         A finished response is unchanged. Raises NotFound, InvalidRequest for a response that does not run in the
-        background, ConversationConflict if its conversation has another response in progress, and StoreUnavailable if
-        the cancellation fails.
+        background, ConversationConflict if a different response of its conversation is in progress, and
+        StoreUnavailable if the cancellation fails.
         """
         background_run = BackgroundRun(tenant, response_id)
         conflict: ConversationConflict | None = None

@@ -122,8 +122,8 @@ class Takeover:
         """Take over a response, and return the job that continues it.
 
         Returns None if the response has finished or another process owns it. With `force`, the other process loses the
-        lease. Raises ConversationConflict if another response of the conversation has the lease nevertheless, and
-        StoreError if the store fails; the response is then unchanged.
+        lease. Raises ConversationConflict if, with `force`, a different response of the conversation has the lease, and
+        StoreError if the store fails. After an error, the response is unchanged.
         """
         store, lease_s = self._deps.store, self._deps.lease_s
         lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
@@ -131,7 +131,7 @@ class Takeover:
             await store.watch(background_run, lease_s / 2)
             if force:
                 raise ConversationConflict(
-                    "The conversation has another response in progress; try again when it has ended.",
+                    "The conversation has another response in progress; try again when that response has ended.",
                     param="response_id",
                 )
             return None

@@ -148,7 +148,8 @@ class ConversationDeps:
 
     `today` returns the date as YYYY-MM-DD. A conversation stores the date of its creation, and its prompts state that
     date. `new_id` returns an unguessable id with the given prefix. `clock` returns the time in seconds since the epoch.
-    `seals` waits for the encryption key, which may be in the store. Raises StoreUnavailable if the store fails.
+    `seals` returns the functions that encrypt and decrypt items. Their key may be in the store, so `seals` raises
+    StoreUnavailable if the store fails.
     """
 
     store: Store
@@ -338,7 +339,7 @@ async def added(
 async def load_known_state(
     deps: ConversationDeps, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """Read the stored items that new items refer to, and the key of their encrypted texts.
+    """Read the stored items that new items refer to, and the key for encrypted texts.
 
     The result also contains the content of `earlier`, the history before the new items.
     """

@@ -151,9 +151,8 @@ class ResponseCreation:
     """Creation of the response to one request: whole, as a stream, or in the background.
 
     `size` is the length of the request body in bytes. `created` is the background response that this request has
-    started, and `limits` are the rate limit headers of its admission; None and empty if the request has not started a
-    background response. `notes` lists the fields without effect; the
-    list is empty until the request has been prepared.
+    started, or None. `limits` are the rate limit headers for this background response, empty without one. `notes` lists
+    the fields without effect; the list is empty until the request has been prepared.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ def request_searcher(request: ResponsesRequest, earlier: Sequence[Item]) -> Sear
 
 
 def items_searcher(items: Sequence[InputItem], earlier: Sequence[Item]) -> Searcher | None:
-    """Return the searcher of deferred tools in new items of a conversation, or None."""
+    """Return the searcher for deferred tools in new items; None if there is no search."""
     return searcher_of([tool for _, tool in _tools_in(items, "items")]) or _earlier_searcher(earlier)
 
 
@@ -88,7 +88,7 @@ def _earlier_searcher(earlier: Sequence[Item]) -> Searcher | None:
     tools = [*_added_tools(earlier)]
     if any(tool.kind == TOOL_SEARCH for tool in tools):
         return Searcher.CLIENT
-    # A tool is stored as deferred only if there is a search. The gateway's own search is not stored.
+    # A tool is stored as deferred only if there is a search. A search by the gateway is not stored itself.
     return Searcher.GATEWAY if any(tool.deferred for tool in tools) else None
 
 
@@ -152,7 +152,7 @@ def _tools(request: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
 
 
 def _tools_in(items: Sequence[InputItem], param: str) -> Iterator[tuple[str, ResponsesTool]]:
-    """Yield the tools in items, each with its field; `param` is the field of the items."""
+    """Yield the tools that items declare, each with its field; `param` is the items' field."""
     for position, item in enumerate(items):
         if isinstance(item, InputAddedTools) and not isinstance(item, InputSearchOutput):
             yield from ((f"{param}.{position}.tools.{place}", tool) for place, tool in enumerate(item.tools))

@@ -120,7 +120,7 @@ class Continuation:
         loose = (*(self._found.loose if self._found else ()), *new)
         earlier = continued(self._prior.earlier, new)
         if is_compacted(response):
-            # The compaction replaces the conversation, but not the settings.
+            # The compaction replaces the conversation, but its `configuration_update` items stay in force.
             updates = (item for item in loose if item.wire.get("type") == CONFIGURATION_UPDATE)
             loose, earlier = (*updates, *response.output), meaning_of(response.output)
         past = PriorState(
