@@ -137,16 +137,17 @@ def decoded(event: bytes) -> dict[str, Any]:
 
 
 def token_ids(ids: object) -> list[int]:
-    """Return `ids`, with one invalid id, which the engine drops, for all above the vocabulary.
+    """Return `ids`, with `VOCABULARY` in place of each id above the vocabulary.
 
-    Raises BackendProtocolError if it is not a list of integers, or if an integer is negative.
+    `VOCABULARY` is itself an invalid id, which the engine drops. Raises BackendProtocolError if `ids` is not a list of
+    integers, or if an integer is negative.
     """
     if not isinstance(ids, list):
         raise BackendProtocolError("the backend sent token ids that are not in a list")
     for token in ids:
         if type(token) is not int or token < 0:
-            raise BackendProtocolError("the backend sent a token id that is not an integer of at least 0")
-    # A larger id could be read as a mark in the journal.
+            raise BackendProtocolError("the backend sent a token id that is not a non-negative integer")
+    # The journal contains marks, which are larger numbers. A large id could be mistaken for a mark.
     return ids if max(ids, default=0) < VOCABULARY else [min(token, VOCABULARY) for token in ids]
 
 

@@ -82,8 +82,8 @@ class PriceList:
     ceilings: Mapping[str, Price] = field(default_factory=dict)
 
     def highest(self, deployments: Iterable[str]) -> Price:
-        """Return the highest prices of these deployments."""
-        # Few different prices are left, so the loop over the units is short.
+        """Return the highest prices of these deployments, by their public names."""
+        # The set contains equal prices only once, which keeps the comparison short.
         return _highest(*{self.of_deployment.get(name, FREE) for name in deployments})
 
     def settled(self, model: str, deployment: str) -> Price:

@@ -32,8 +32,8 @@ class BudgetAlerts:
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
         self._thresholds = sorted(thresholds)
         self._sink = sink
-        # Highest threshold that was reached, by account, period, amount, and whether the budget is a soft one. The
-        # thresholds of a budget whose amount was changed are reached again.
+        # Highest threshold that was reached, by account, period, amount, and whether the budget is a soft one. After a
+        # change of the amount, alerts about the new thresholds are sent.
         self._reached: OrderedDict[tuple[Account, str, int, bool], float] = OrderedDict()
 
     def budget_changed(self, budget: BudgetState) -> None:
@@ -93,7 +93,7 @@ def soft_budget_alert(budget: BudgetState, soft: int) -> Alert:
 
 
 def _end_of(budget: BudgetState) -> float:
-    """Return the end of the period of a budget, in seconds since 1970."""
+    """Return the Unix time at which the budget's period ends; infinity if it never ends."""
     return inf if budget.period_ends is None else budget.period_ends
 
 

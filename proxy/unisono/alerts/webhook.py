@@ -27,7 +27,7 @@ from unisono.net.checked_sockets import NotDialled, permitted_sockets
 MAX_QUEUED: Final = 1000
 # Pause before the first repetition, in seconds. The pause doubles with each repetition.
 RETRY_PAUSE_S: Final = 1.0
-# Maximum time in seconds for which an alert is not repeated.
+# Maximum time in seconds for which identical alerts are suppressed.
 MAX_REPEAT_S: Final = 366 * 86_400.0
 # Maximum time for sending the queued alerts at shutdown, in seconds.
 CLOSING_S: Final = 3.0
@@ -45,7 +45,7 @@ log = logging.getLogger("unisono.alerts")
 class WebhookOptions:
     """Address and limits of a webhook.
 
-    Identical alerts are sent at most once every `repeat_s` seconds, or in the longer time that the alert demands.
+    Identical alerts are sent at most once every `repeat_s` seconds, or until `Alert.once_until` if that time is longer.
     """
 
     url: str

@@ -239,8 +239,8 @@ def _reused(
 ) -> Mapping[int, LiveDeployment]:
     """Return the deployments of the old pool that the entries reuse, by the index of the entry.
 
-    If several deployments have the backend of an entry, the one with the same id or model name is preferred, because
-    the counts, limits and running requests of a deployment belong to its entry.
+    Several entries may have the same backend and settings. An entry then reuses the deployment that has the most
+    similar names, because the counts, limits and running requests of a deployment belong to its entry.
     """
     earlier = [(model, live) for model, lives in (keep.members() if keep else {}).items() for live in lives]
     pairs = [
@@ -260,10 +260,10 @@ def _reused(
 
 
 def _likeness(entry: ModelEntry, name: str, model: str, live: LiveDeployment) -> int:
-    """Return how likely the deployment `live` of the old model `model` is that of the entry."""
+    """Return the similarity of an entry and an old deployment of `model`, from 0 to 4."""
     if entry.model_info.id == live.name:
         return 4
-    # Names without an id change if entries before them are added or removed.
+    # The name of an entry without an id contains a number, which changes if earlier entries are added or removed.
     return 2 * (entry.model_name == model) + (name == live.name)
 
 

@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 30.0
 PAGE_SIZE: Final = 100
 # Maximum number of keys in one import request.
 IMPORT_SIZE: Final = 100
-# States of keys as `unisono keys` calls them, if LiteLLM's status has another name.
+# Names of states in `unisono keys`, by the status in LiteLLM's API; all other names are the same.
 STATES: Final = {"deleted": "revoked", "revoked": "blocked"}
 # Fields of the API for limits, keyed by the name of the option.
 LIMIT_FIELDS: Final = {

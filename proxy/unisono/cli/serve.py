@@ -175,7 +175,7 @@ def listen(host: str, port: int) -> socket.socket:
     host = "127.0.0.1" if host == "localhost" else host
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # `::` means all addresses. uvicorn refuses IPv4 clients there with one worker, but not with several.
+        # `::` means all addresses, so the socket must accept IPv4 clients too.
         is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=is_dual)
     except socket.gaierror as error:

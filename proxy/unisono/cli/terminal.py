@@ -30,9 +30,9 @@ def has_colour() -> bool:
 
 
 def occupy_closed_streams() -> None:
-    """Open `os.devnull` for each standard stream that is closed, here and in child processes.
+    """Open `os.devnull` in place of each closed standard stream, also for child processes.
 
-    Otherwise, the next socket or file would become a standard stream, and the log would be written to it.
+    Otherwise, the next socket or file would get the number of a standard stream, and the log would be written to it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(descriptor, True)

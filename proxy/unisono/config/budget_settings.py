@@ -14,7 +14,7 @@ from unisono.core.budget_period import Period
 
 _FORM: Final = re.compile(r"([1-9]\d{0,5})(mo|s|m|h|d|w)")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "mo": 30 * 86_400}
-# One hundred years: a longer period is a mistake, and may end after the last date that Python can represent.
+# Maximum length of a period, about 100 years. A longer period is a mistake, and may end after the last date in Python.
 _MAX_S: Final = 100 * 366 * 86_400
 
 
@@ -22,15 +22,15 @@ def to_period(value: Any) -> Period:
     """Parse the renewal period of a budget, such as `30d`.
 
     Raises ValueError if the value does not have this form. Periods of a day or longer begin at midnight in the
-    configured time zone. `1mo` is a calendar month, and each of several months has 30 days.
+    configured time zone. `1mo` is a calendar month. Several months, such as `2mo`, are counted as 30 days each.
     """
     if value == "1mo":
         return Period("month")
     found = _FORM.fullmatch(value) if isinstance(value, str) else None
     if found is None or (seconds := int(found[1]) * _SECONDS[found[2]]) > _MAX_S:
         raise ValueError(
-            "must be a number and a unit (s, m, h, d, w, mo), such as `30d`, or `1mo` for a calendar month, and at "
-            "most 100 years"
+            "must be a number and a unit (s, m, h, d, w, mo), such as `30d`, or `1mo` for a calendar month; the "
+            "maximum is 100 years"
         )
     return Period("every", seconds)
 

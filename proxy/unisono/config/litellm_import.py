@@ -24,7 +24,7 @@ HEAD: Final = "# Converted from a LiteLLM configuration by `unisono import-litel
 LEFT_OUT: Final = "# Settings without effect, left out:"
 TO_SEE: Final = "# Settings to review:"
 TRANSLATED: Final = "# Settings with another form here:"
-# Values for required keys that accept no arbitrary text, by section and key.
+# Sample values, by section and key, for required keys that do not accept every text.
 SAMPLES: Final = {("mcp_servers", "url"): "https://example.com", ("guardrails", "mode"): "pre_call"}
 
 
@@ -67,9 +67,10 @@ def imported(path: Path, kinds: Mapping[str, str] | None = None) -> str:
 
 
 def _startup_warnings(tree: object) -> tuple[str, ...]:
-    """Return the warnings that the parsed result will cause at startup.
+    """Return the warnings that the result will cause at startup; `tree` is the parsed result.
 
-    Raises ConfigError for errors that do not depend on environment variables, whose values are unknown here.
+    The values of environment variables are unknown here, so errors about these values are ignored. Raises ConfigError
+    for all other errors.
     """
     references = dict(_references(tree, ""))
     environ = dict.fromkeys((each.removeprefix(ENVIRONMENT_PREFIX) for each in references.values()), "1")
@@ -78,7 +79,7 @@ def _startup_warnings(tree: object) -> tuple[str, ...]:
         try:
             return parse(_with_samples(tree, rejected, ""), environ, keeps_protective=True).warnings
         except ConfigError as error:
-            # The value of a variable may also be read as a list, and the error is about an element.
+            # If the value of a variable is read as a list, the error names an element of the list.
             paths = {message.partition(":")[0] for message in error.messages}
             paths |= {re.sub(r"\[\d+\]$", "", path) for path in paths}
             if paths & references.keys() <= rejected:
@@ -87,7 +88,7 @@ def _startup_warnings(tree: object) -> tuple[str, ...]:
 
 
 def _parts(value: object, path: str) -> list[tuple[Any, object, str]]:
-    """Return the keys or indices in `value`, each with its value and path."""
+    """Return each key or index in `value`, with the value there and its path."""
     if isinstance(value, Mapping):
         return [(key, inner, f"{path}.{key}" if path else str(key)) for key, inner in value.items()]
     return [(i, inner, f"{path}[{i}]") for i, inner in enumerate(value)] if isinstance(value, list) else []
@@ -108,7 +109,7 @@ def _references(value: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _with_samples(value: object, paths: Container[str], path: str) -> object:
-    """Return `value` with a sample at each of `paths`, or without it if there is no sample."""
+    """Replace the values at `paths` by samples; remove a value that has no sample."""
     kept = {}
     for key, inner, inner_path in _parts(value, path):
         if inner_path not in paths:
@@ -173,7 +174,7 @@ def _store_url(raw: object) -> str | None:
             return REDIS_VARIABLE
         port, database, user, password, ssl = parts
         credentials = quote(str(user or ""), safe="") + (f":{quote(str(password), safe='')}" if password else "")
-        # LiteLLM reads these texts as true too.
+        # LiteLLM also reads these texts as true.
         scheme = "rediss" if str(ssl).lower() in {"true", "1", "yes"} else "redis"
         return f"{scheme}://{credentials}{'@' if credentials else ''}{host}:{port or 6379}/{database or 0}"
     return None

@@ -14,9 +14,9 @@ from unisono.core.frozen import dataclass
 class Alert:
     """One alert.
 
-    Alerts with the same `id` are sent only once until the time `once_until`, in seconds since 1970; if it is None, once
-    in the configured interval. `event` is the kind of the alert, and `group` the kind of object that
-    the alert is about. `facts` are further fields of the message.
+    `event` is the kind of the alert, and `group` the kind of object that the alert is about. `facts` are further fields
+    of the message. After an alert, other alerts with the same `id` are suppressed until the time `once_until`, in
+    seconds since 1970. If `once_until` is None, they are suppressed for the configured interval.
     """
 
     id: str

@@ -20,7 +20,8 @@ MAX_INSERTED_BYTES: Final = 4_096
 # Maximum number of tokens with invalid UTF-8 that are matched together.
 MAX_REPLACED_TOKENS: Final = 16
 FENCE: Final = b"```"
-MAX_FENCE_BYTES: Final = 64  # a longer line is not recognised as the opening of a code fence
+# Maximum number of bytes of a line that opens a code fence; longer lines are read as text.
+MAX_FENCE_BYTES: Final = 64
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
@@ -151,8 +152,8 @@ class LogprobLog:
     def _start_of(self, content: bytes) -> _Text:
         """Return the initial progress for a new text: the position with the longest common prefix.
 
-        If several positions have equally long prefixes, the first of `_starts` is taken. The position is None if the
-        tokens at all positions begin with a different byte.
+        If several positions have equally long prefixes, the first position from `_starts` is taken. The position is
+        None if the text has no common prefix with the tokens at any position.
         """
         best, longest = _Text(), 0
         for start, removed in self._starts():
@@ -161,10 +162,10 @@ class LogprobLog:
         return best
 
     def _starts(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each index at which a text may begin, with the removed bytes of the token there.
+        """Yield each index at which a text may begin, with the bytes of that token before the text.
 
-        A text may begin at the start of a body, after the opening of a code fence there, or at a text token of a header
-        without a body. Later positions of each kind come first.
+        A text may begin at the start of a body, after a line that opens a code fence at the start of a body, or at a
+        text token of a header without a body. Later positions of each kind come first.
         """
         yield from ((start, b"") for start in reversed(self._body_starts))
         for start in reversed(self._body_starts):
@@ -176,7 +177,7 @@ class LogprobLog:
             yield start, b""
 
     def _after_fence(self, begin: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the place after the first line of the body at `begin`, if it opens a code fence."""
+        """Yield the position after the body's first line, if this line opens a code fence."""
         read = b""
         for at in range(begin, len(self._tokens)):
             spelled = self.token_bytes(self._tokens[at])

@@ -173,13 +173,15 @@ class GenerationFacts:
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
-    prompt_tokens: int = 0  # tokens of the first rendered prompt, or of all inputs; 0 before they are known
+    prompt_tokens: int = (
+        0  # tokens of the first rendered prompt, or of all inputs of an embeddings request; 0 if unknown
+    )
     tool_output_tokens: int = 0  # tokens of the results of server tools in rendered prompts
     left_out: int = 0  # oldest items dropped because the conversation was too long
     shortened: int = 0  # texts shortened because the newest items alone were too long for a summary
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
     replaced_prompt: str | None = None  # the raw prompt, if a hook has replaced it
-    is_limited_by_window: bool = False  # the context window permits fewer tokens than the request
+    is_limited_by_window: bool = False  # the context window has room for fewer tokens than the request permits
     cost: int = 0  # price of the usage, in the unit of `quotas.TokenUsage`; 0 before the end
     part_backends: Sequence[str] = ()  # all deployments, if several answered parts of the request
     is_masked: bool = False  # a hook has changed the text of the answer, so that its tokens must not be emitted
@@ -191,7 +193,7 @@ class GenerationFacts:
         if not self.steps:
             return Usage()
         return Usage(
-            # The first step knows only its own prompt: a part of the inputs, or a prompt that continues a journal.
+            # The prompt of the first step may be only one part of the inputs, or include the tokens of a journal.
             prompt_tokens=self.prompt_tokens or self.steps[0].prompt_tokens,
             completion_tokens=sum(step.generated for step in self.steps),
             cached_tokens=self.steps[0].cached_tokens or 0,

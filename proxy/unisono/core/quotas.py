@@ -129,8 +129,8 @@ class QuotaReservation:
     `output_price` the price of the output in micro-USD per million tokens. `period` is the name of the current budget
     period. `period_ends` is the start of the next period in seconds since 1970, None for never. The reservation lapses
     after `for_s` seconds unless it is extended. With `is_owed`, it is never refused and not counted under `rpm`,
-    because the request was admitted and counted before. With `is_resumed`, the usage includes that of an earlier
-    reservation.
+    because the request was admitted and counted before. With `is_resumed`, the usage includes the usage
+    of an earlier reservation, because the request continues an interrupted response.
     """
 
     account: Account
@@ -384,9 +384,9 @@ class AccountStore(Protocol):
         ...
 
     async def raise_spent(self, account: Account, period: str, ends: float | None, used: TokenUsage) -> None:
-        """Raise the sums of an account's budget period to at least the amounts of `used`.
+        """Raise the tokens and the cost spent in a budget period to at least those in `used`.
 
-        `period` and `ends` are `period` and `period_ends` of the account's reservations.
+        `period` and `ends` have the meaning of `period` and `period_ends` in `QuotaReservation`.
         """
         ...
 

@@ -102,16 +102,16 @@ class StoredConversation:
 
 # -- writing
 # A process that was paused may believe that it still holds a lease. Every write therefore contains the fence, which
-# grows with every new owner. The store refuses a write if its fence is not the newest. This needs no clock.
+# grows with every new owner. The store refuses a write whose fence is not the newest. This needs no clock.
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Right to write under an anchor (see `StoredResponse`).
 
-    Only the holder of a conversation's lease may write to the conversation and its responses. `owner` ends with the id
-    of a response, after a colon. For `reserve_s` seconds after its end, only an owner for the same response gets the
-    lease, and other writers are refused.
+    Only the holder of a conversation's lease may write to the conversation and its responses. `owner` is the id of a
+    response, or ends with a colon and this id. After the lease has ended, it stays reserved for `reserve_s` seconds:
+    only an owner with the same response id can acquire the lease, and writes without a lease are refused.
     """
 
     tenant: str
@@ -352,13 +352,13 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
     ) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
-        With `force`, the lease of another owner for the same response is revoked. An owner that already has the lease
-        gets it again, with the same fence.
+        With `force`, a lease that another owner has for the same response is revoked. A lease for a different response
+        is never revoked. An owner that already has the lease gets it again, with the same fence.
         """
         ...
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        """Let the lease end in `for_s` seconds, before its reserve; return False if it is lost."""
+        """End the lease `for_s` seconds from now, before its reserve; return False if it is lost."""
         ...
 
     async def release(self, lease: Lease) -> None: ...
@@ -380,7 +380,7 @@ class Store(KeyStore, DirectoryStore, AccountStore, TraceStore, RequestStore, Pr
         """Bind an idempotency key to the digest of a body; return the response that owns the key.
 
         The response of the first call for a key owns the key. Raises `KeyReused` if the key is bound to a different
-        body. A key is stored for `Retention.key_s` seconds from its first use, and for at least `for_s` more seconds.
+        body. The key is stored for `Retention.key_s` seconds from its first use, or for `for_s` seconds from now.
         """
         ...
 

@@ -364,9 +364,9 @@ def _joined(items: Iterable[StoredItem], kind: type[AssistantReasoning] | type[A
 def _same_arguments(stored: str, given: str) -> bool:
     """Return whether a client's arguments are the same text or JSON as the stored arguments.
 
-    Members with null, and members that the client added with an empty value (`EMPTY`), are ignored. A blank text means
-    `{}`. JSON is compared because some APIs pass arguments as an object, which the client may serialize differently.
-    Numbers are compared as double-precision floats, because common JSON parsers round them.
+    Members with the value null, and members that the client added with an empty value (`EMPTY`), are ignored. A blank
+    text means `{}`. JSON is compared because some APIs pass arguments as an object, which the client may serialize
+    differently. Numbers are compared as double-precision floats, because common JSON parsers round them.
     """
     if stored == given:
         return True

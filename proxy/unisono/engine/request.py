@@ -187,7 +187,7 @@ class RequestOrigin:
     """Sender and identity of a request."""
 
     tenant: str = ""
-    caller: Caller | None = None  # owner of the charged API key; None for requests of the gateway itself
+    caller: Caller | None = None  # owner of the API key that is charged; None for requests of the gateway itself
     request_id: str = ""
     surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
     is_streamed: bool = True  # False if the client receives the answer only when it is complete
@@ -195,7 +195,7 @@ class RequestOrigin:
     span: TraceContext | None = None
     recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
-    is_admitted: bool = False  # admitted with the summary of its compaction, and counted as the same request
+    is_admitted: bool = False  # True for an answer after a compaction: its summary was admitted and counted
     choices: ChoiceGroup | None = field(default=None, compare=False, repr=False)  # None if the request has one choice
 
 
@@ -225,8 +225,8 @@ class RoutingOptions:
     # If this request fails before any output, the caller sends it to deployments of the other kind (Harmony or
     # pass-through). Before output, failed deployments are not retried, and some time is kept for the other kind.
     has_other_kind: bool = False
-    # deadline that began before this request: with an earlier request to the other kind, which produced no output, or
-    # with the whole request of which this is a part; None for a new deadline
+    # Deadline shared with other requests: with an earlier request to the other kind, which produced no output, or with
+    # the other parts of a request that was split. None for a new deadline.
     deadline: Deadline | None = None
 
 

@@ -1,6 +1,6 @@
 """Budgets that several keys share: one for the whole gateway, and one for each provider.
 
-A request reserves in each budget the highest price that its answer may be charged to this budget. When the answer has
+In each budget, a request reserves the highest amount that its answer may cost there. When the answer has
 ended, its actual price is charged to the budgets of the deployment that answered. Deployments whose budget is spent are
 excluded from routing.
 """

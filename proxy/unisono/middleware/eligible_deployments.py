@@ -10,7 +10,7 @@ from unisono.core.fallback_models import NO_FALLBACK_MODELS, FallbackModels
 from unisono.core.route_protocol import NO_ROUTING, RequestedRouting
 from unisono.engine.request import GenerationRequest
 
-# Number of pairs of a model and a client's routing fields whose deployments are cached. Clients choose these fields.
+# Maximum number of cached results. The limit is necessary because clients choose the routing fields in the cache keys.
 CACHED_SELECTIONS: Final = 1024
 
 
@@ -18,8 +18,8 @@ class EligibleDeployments:
     """Function that returns the names of all deployments that may answer a request.
 
     `deployments(model, requested)` returns the names of the deployments of `model` that a request with these routing
-    fields may use. `fallback_models` contains the configured fallbacks of each model. The deployments of the fallback
-    models that apply to a request are eligible too.
+    fields may use. `fallback_models` contains the configured fallbacks of each model. The deployments of a request's
+    fallback models may answer too.
     """
 
     def __init__(

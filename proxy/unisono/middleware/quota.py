@@ -82,7 +82,7 @@ class Metering:
     async def claims(self, caller: Caller, *requests: GenerationRequest) -> tuple[QuotaReservation, ...]:
         """Return the reservations for a request: for its key, and for the key's team and user.
 
-        `requests` are as in `claim_of`. Raises InvalidRequest if the conversation or the tools
+        `requests` are the generation requests of all choices. Raises InvalidRequest if the conversation or the tools
         are invalid.
         """
         limits = (caller.limits, *(shared.limits for shared in caller.shared_limits))
@@ -101,7 +101,7 @@ class Metering:
         return tuple(claims)
 
     async def prompt_tokens(self, requests: Sequence[GenerationRequest], has_budget: bool) -> list[int]:
-        """Return the number of prompt tokens of each choice; without a budget, an estimate."""
+        """Return the prompt tokens of each choice: exact with a budget, otherwise estimated."""
         return [await self.service.count(each) if has_budget else estimated_tokens(each) for each in requests]
 
     def claim_of(
@@ -115,8 +115,8 @@ class Metering:
     ) -> QuotaReservation:
         """Return the reservation of an account for a request.
 
-        `requests` are the generation requests of all choices, and `sent` the numbers of their prompt tokens. Only
-        answers of `deployments` can be charged to the account.
+        `requests` are the generation requests of all choices, and `sent` the numbers of their prompt tokens. `once` is
+        the id of the reservation. Only answers of `deployments` can be charged to the account.
         """
         request, choices, prompts = requests[0], len(requests), sum(sent)
         price = self.prices.highest(deployments)
@@ -196,7 +196,7 @@ class Metering:
         price = self.prices.settled(request.model, backend)
         sent, generated = charged_input(usage), usage.completion_tokens
         used = TokenUsage(
-            # The summary before the answer already counts as the request.
+            # The summary before this answer was already counted as the request.
             requests=0 if request.origin.is_admitted else 1,
             errors=errors,
             input=sent,

@@ -38,8 +38,8 @@ WHOLE_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 
 def share_values(place: int) -> None:
     """Store values where other workers can read them; `place` is the number of this worker.
 
-    Call this function before the process creates any metric. Further calls have no effect: a second object for the
-    values would write to the same files.
+    Call this function before the process creates any metric. Further calls have no effect,
+    because a second class for the values would write to the same files.
     """
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Spans of the requests that were rejected before a generation."""
+"""Trace spans of requests that were rejected before a generation."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class BatchedEmbeddings(BatchStream):
     ) -> None:
         """Take parts from `waiting`, answer one after the other, and append the answers to `parts`.
 
-        The time limit of every part begins at `began`, the time of the event loop when the request began.
+        `began` is the start of the whole request, on the clock of the event loop. The time limit of each part begins
+        then.
         """
         for first, passthrough in waiting:
             routing = replace(self._request.routing, deadline=Deadline(began))

@@ -64,7 +64,7 @@ class Relay(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the backend has ended all that it began, so that the answer may end."""
+        """Return whether the backend has ended every choice that it began."""
         return bool(self.finish)
 
     @property
@@ -115,7 +115,7 @@ class ChatRelay(Relay):
 
     @property
     def is_complete(self) -> bool:
-        # A server may ignore `n` and send fewer choices. But each choice of a stream needs a finish reason.
+        # A server may ignore `n` and send fewer choices. But each choice that a stream contains needs a finish reason.
         return bool(self.finish) and (not self._passthrough.stream or self._begun <= self._finished)
 
     @property

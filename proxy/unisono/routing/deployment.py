@@ -83,7 +83,7 @@ class LiveDeployment:
         self.endpoint = endpoint
         self.passes, self.context, self.identity = passes, context, identity
         self.awaits_probe = awaits_probe
-        self.users = 0  # pools that may have requests on it; the last one closes it
+        self.users = 0  # number of pools whose requests may use this deployment; the last pool closes it
         self.clock = clock
         self.tolerance = BreakerConfig()
         self.quality = QualityRecord()

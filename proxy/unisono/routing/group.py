@@ -245,7 +245,7 @@ class DeploymentGroup:
                 until=until,
             )
         except BackendOverloaded as error:
-            # Deployments that the request cannot use, such as drained ones, have no effect on the time.
+            # The time depends only on deployments that the request can use, not on drained deployments, for example.
             if frees_in := self._frees_in(selection, self.choice(selection).waits_for):
                 error.retry_after_s = max(error.retry_after_s or 0.0, frees_in)
             self._log_refusal(error)

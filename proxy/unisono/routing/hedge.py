@@ -173,7 +173,7 @@ async def hedged(
 
 
 def _give_back(hold: SlotReservation, job: CompletionJob) -> None:
-    """Release the slot of a request whose answer is not used; the rate limits count it."""
+    """Release the slot of a cancelled request, and count the request against the rate limits."""
     hold.share.record_usage(len(job.prompt.tokens))
     hold.live.give_back(hold)
 

@@ -103,7 +103,7 @@ class HeldSlot:
         """Replace the slot with `hold`, on another deployment that sent its first token earlier."""
         self._end_attempt()
         assert self._hold is not None
-        # The deployment got the request, so its rate limits count the request.
+        # The deployment received the request, so the request counts against the rate limits.
         self._hold.share.record_usage(self._prompt_tokens)
         self._live.give_back(self._hold)
         self._hold, self._live, self._since = hold, hold.live, hold.at

@@ -74,9 +74,9 @@ class WatchState:
 class RoutingPool:
     """Groups of deployments by model name; `fallback_models` names the fallbacks of each model.
 
-    The deployments in `carried` belong to an earlier pool, and this pool monitors them after `start` is called. Before
-    that, neither pool changes. Requests of earlier pools may still run on a deployment, so the last pool that uses it
-    closes it.
+    An earlier pool monitors the deployments in `carried` until `start` of this pool is called. Before that, neither
+    pool changes. Requests of earlier pools may still run on a deployment, so a deployment is closed only by the last
+    pool that uses it.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RoutingPool:
         self._watches_at = 0.0
         # Deployments that this pool monitors.
         self._owned: dict[int, WatchState] = {}
-        # Deployments that stay open for the requests of this pool, also after another pool monitors them.
+        # Deployments that stay open for the requests of this pool, even if another pool now monitors them.
         self._used: dict[int, LiveDeployment] = {}
         self._by_name: dict[str, tuple[DeploymentGroup, LiveDeployment]] = {}
         self._harmony: dict[str, DeploymentGroup] = {}

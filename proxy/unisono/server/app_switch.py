@@ -337,7 +337,7 @@ def _is_stream(head: Message) -> bool:
 
 
 def keep_start_settings(config: Config, current: Config) -> Config:
-    """Return `config` with the values of `AT_START` in `current`, and log which of them differ."""
+    """Return `config` with the settings `AT_START` of `current`; log those that differ."""
     kept = {key: value for key in AT_START if (value := getattr(current.unisono, key)) != getattr(config.unisono, key)}
     for key in kept:
         log.warning("unisono.%s: the change takes effect after a restart", key)

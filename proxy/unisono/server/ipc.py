@@ -24,8 +24,8 @@ class Serve:
     """Message to a worker: serve new requests with this configuration.
 
     `share` is the number of workers, and `place` the number of this worker, from 0. `reload` is the number of the
-    reload that read the configuration, and 0 for the start. `address`, `remarks` and `key_variable` are for the startup
-    screen.
+    reload that read the configuration, or 0 for the configuration at startup. `address`, `remarks` and `key_variable`
+    are for the startup screen.
     """
 
     config: Config
@@ -46,7 +46,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Message from a worker whose new requests now use the configuration of `order`."""
+    """Message from a worker: new requests now use the configuration of `order`."""
 
     order: Serve
 

@@ -185,7 +185,7 @@ class GatewayServer(uvicorn.Server):
                 return
             try:
                 await self._reload()
-                # Each new WebSocket reads this limit.
+                # uvicorn reads this limit for each new WebSocket.
                 self.config.ws_max_size = self._switch.gateway.config.unisono.max_body_bytes
             except (ConfigError, UnisonoError, OSError) as error:
                 log_rejected_reload(error)

@@ -59,7 +59,7 @@ class WorkerProcess:
     process: asyncio.subprocess.Process
     writer: asyncio.StreamWriter
     hearing: asyncio.Task[None]
-    # Number of the reload whose configuration was sent last.
+    # Number of the reload whose configuration was last sent to this worker; 0 for the configuration at startup.
     reload: int
 
     def send(self, order: Serve, place: int) -> None:
@@ -77,8 +77,8 @@ class Supervisor:
     `order` is the first message to each worker, except that each worker gets its own `place` (its number, from 0).
     `read_again` returns the new configuration for a reload, or raises ConfigError. `show` prints the startup screen.
 
-    A new configuration becomes the one of new workers when a running worker has accepted it: only the start of an
-    application finds some errors, such as an address in use.
+    Workers that start later use a new configuration only after a running worker has accepted it. Some errors, such as
+    an address that is in use, are found only when a worker starts an application with the configuration.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Supervisor:
         # Startup screens by place, of the workers that have started to serve.
         self._ready_workers: dict[int, tuple[str, ...]] = {}
         self._has_served = False
-        # Places of the workers that serve now.
+        # Places of the workers that are serving.
         self._serving: set[int] = set()
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -240,7 +240,8 @@ class Supervisor:
             config = keep_start_settings(config, self._order.config)
             order = replace(self._order, config=config, reload=self._reload_count)
             if self._ready_workers and not self._serving:
-                # No worker can accept the configuration, perhaps because all fail with the current one.
+                # No worker is running that could accept the new configuration. Perhaps all fail with the current
+                # configuration.
                 self._adopt(order)
             self._send(order)
 
@@ -251,7 +252,7 @@ class Supervisor:
         self._order = order
         settings = order.config.unisono
         start_logging(settings.log_level, secrets_of(order.config), log_format=settings.log_format)
-        # A worker that started during the reload has the previous configuration.
+        # Workers that started during the reload have the previous configuration, so they get the new configuration now.
         self._send(order)
 
     def _send(self, order: Serve) -> None:

@@ -28,8 +28,8 @@ from unisono.server.startup_screen import screen_lines
 class Worker:
     """Gateway of a worker process, which the supervisor configures by messages.
 
-    The worker starts with the configuration in `order`, the first message. With each further message, it reloads its
-    configuration, and reports if the reload succeeded.
+    The worker starts with the configuration in `order`, the first message. Each further message makes the worker
+    reload its configuration. If the reload succeeds, the worker reports this to the supervisor.
     """
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
@@ -71,7 +71,7 @@ class Worker:
 
     async def _reload(self) -> None:
         order = self._order
-        # Metrics may have been off until now.
+        # The reload may enable metrics that were off until now.
         share_metrics(order.config, order.place)
         await self._switch.reload(order.config)
         if self._writer is not None and not self._writer.is_closing():

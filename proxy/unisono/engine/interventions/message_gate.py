@@ -145,7 +145,7 @@ def without_json(text: str) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    # An object with other members is the free text itself.
+    # An object with any other member is not a wrapper: the object itself is the text for the tool.
     if value.keys() not in ({"input"}, {"patch"}):
         return text
     (content,) = value.values()

@@ -328,6 +328,7 @@ return {'ok', begun}
 """
 )
 
+# Raises the tokens and the cost of a budget period to at least the given amounts.
 RAISE_SPENT = Script(
     """
 local spent = KEYS[1]

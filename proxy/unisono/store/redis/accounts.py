@@ -133,7 +133,7 @@ class RedisAccounts:
 
     async def raise_spent(self, account: Account, period: str, ends: float | None, used: TokenUsage) -> None:
         spent = keys.account(account, period)[-1]
-        await self._link.act(RAISE_SPENT, [spent], [used.tokens, used.cost, _last_use(ends)])
+        await self._link.act(RAISE_SPENT, [spent], [used.tokens, used.cost, _sums_expiry(ends)])
 
     async def _list(self, places: set[tuple[Account, str]]) -> None:
         await self._link.write(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
@@ -166,7 +166,7 @@ def _to_script_call(one: UsageRecord) -> ScriptCall:
     named = keys.settlement(entry.account, entry.day, one.once)
     # The requested and the answering model form one field name.
     served = json.dumps([entry.model, entry.served]) if entry.served else ""
-    ends = -1 if claim is None else _last_use(claim.period_ends)
+    ends = -1 if claim is None else _sums_expiry(claim.period_ends)
     # One argument for all amounts, because each argument costs time.
     args: Args = [entry.model, served, SETTLED_MS, int(claim is not None)]
     args += ["" if claim is None else claim.once, ends, AMOUNTS % amounts_of(entry.used)]
@@ -222,8 +222,8 @@ def _expiry(claim: QuotaReservation) -> int:
     return -1 if claim.period_ends is None else milliseconds(claim.period_ends)
 
 
-def _last_use(period_ends: float | None) -> int:
-    """Return the time at which the sums of a period expire; -1 for never."""
+def _sums_expiry(period_ends: float | None) -> int:
+    """Return when the sums of a budget period expire, in milliseconds since 1970; -1 for never."""
     return -1 if period_ends is None else milliseconds(period_ends + PAST_PERIOD_S)
 
 

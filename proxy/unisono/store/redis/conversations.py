@@ -1,4 +1,4 @@
-"""Conversations on Redis: their items in order, metadata, and the locations of the items."""
+"""Conversations on Redis: ordered items, metadata, and the location of each item."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METADATA_TRIES = 5
 
 
 class RedisConversations:
-    """Part of the Redis store for conversations, and for single items by their ids."""
+    """Part of the Redis store that stores conversations and finds single items by their ids."""
 
     _link: Link
     _retention: Retention

@@ -25,7 +25,8 @@ end
 
 # The fence is the time in milliseconds, or the last fence plus one if that is greater. After a failover, a former
 # primary and the new primary may both accept leases for the same response. With plain counters, these leases could have
-# the same fence. The key of a lease expires after its reserve.
+# the same fence. The key of a lease expires when its reserved time
+# ends.
 ACQUIRE = Script(
     KEEP_CONVERSATION
     + """

@@ -11,7 +11,7 @@ from unisono.store.redis.script import Args, milliseconds
 
 
 class RedisLeases:
-    """Part of the Redis store for leases, and for operations that take effect only once."""
+    """Part of the Redis store for leases, background runs, keys, secrets and counters."""
 
     _link: Link
     _retention: Retention

@@ -180,18 +180,18 @@ class RedisResponses:
 
 
 async def encoded(response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
-    """Encode head, input and output of `response`, in a thread if it has many items."""
+    """Encode the head, input and output of a response; use a thread for a long response."""
     if len(response.input) + len(response.output) < OFF_LOOP_ITEMS:
         return codec.encode_response(response, bounds)
     return await asyncio.to_thread(codec.encode_response, response, bounds)
 
 
 def index_commands(tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
-    """Return the commands that record `place`, the location of `items`, for `ttl` milliseconds."""
+    """Return the commands that store the location `place` of each item for `ttl` milliseconds."""
     where = orjson.dumps(place)
     return [("SET", keys.place(tenant, item.id), where, "PX", ttl) for item in items]
 
 
 def record_command(tenant: str, anchor: str, response: str) -> Command:
-    """Return the command that reads the three parts of a stored response."""
+    """Return the command that reads the head, input and output of a stored response."""
     return ("HMGET", keys.response(tenant, anchor, response)[0], "head", "input", "output")

@@ -237,7 +237,7 @@ def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUs
     act.db.execute(
         "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
-        (*whose, claim.period, used.tokens, used.cost, _last_use(claim.period_ends)),
+        (*whose, claim.period, used.tokens, used.cost, _sums_expiry(claim.period_ends)),
     )
 
 
@@ -245,12 +245,12 @@ def raise_spent(act: Transaction, account: Account, period: str, ends: float | N
     act.db.execute(
         "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET tokens = max(tokens, excluded.tokens), cost = max(cost, excluded.cost)",
-        (*_account_columns(account), period, used.tokens, used.cost, _last_use(ends)),
+        (*_account_columns(account), period, used.tokens, used.cost, _sums_expiry(ends)),
     )
 
 
-def _last_use(period_ends: float | None) -> float:
-    """Return the time at which the sums of a period expire."""
+def _sums_expiry(period_ends: float | None) -> float:
+    """Return when the sums of a budget period expire, in seconds since 1970."""
     return FOR_EVER if period_ends is None else period_ends + PAST_PERIOD_S
 
 

@@ -9,10 +9,10 @@ const SENDABLE = /^[!-~]*$/;
 let key = kept();
 let ask = async () => false;
 let onContact = () => {};
-// Reads that wait until the gateway can be reached.
+// Functions that resume requests that wait until the gateway can be reached.
 const waiting = [];
-// Maximum number of times that a read is sent again.
-const MOST_REPEATS = 3;
+// Maximum number of times that a request is sent again.
+const MAX_REPEATS = 3;
 
 function kept() {
   try {
@@ -69,8 +69,8 @@ export function reason(error) {
 }
 
 // Sends a request; with a `body` it is a POST. `quiet` requests never ask for a key. `onSend` is called before the
-// request is sent, and again before it is sent with a new key. If the gateway cannot be reached, `reads` are sent again
-// when it can.
+// request is sent, and again before it is sent with a new key. A request with `reads` changes nothing: if the gateway
+// cannot be reached, the request waits, and is sent again when the gateway answers.
 export async function asked(path, { body, signal, quiet, reads = body === undefined, headers = {}, onSend = () => {} } = {}) {
   for (let repeats = 0; ; ) {
     onSend();
@@ -78,7 +78,7 @@ export async function asked(path, { body, signal, quiet, reads = body === undefi
     try {
       if (SENDABLE.test(key)) answer = await sent(path, body, signal, headers);
     } catch (error) {
-      if (!(error instanceof Unreachable) || !reads || repeats === MOST_REPEATS) throw error;
+      if (!(error instanceof Unreachable) || !reads || repeats === MAX_REPEATS) throw error;
       repeats += 1;
       await new Promise((resolve) => waiting.push(resolve));
       continue;

@@ -1,5 +1,6 @@
 // Replaces content but leaves equal nodes alone, so that scroll position, selection and keyboard focus survive.
-// Elements with a `data-key` are preserved when they move among their siblings. Absent children are left out.
+// Elements with a `data-key` are preserved when they move among their siblings. Children that are null or undefined are
+// left out.
 
 export function renew(old, ...children) {
   const fresh = document.createDocumentFragment();

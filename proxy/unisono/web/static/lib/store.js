@@ -46,8 +46,8 @@ whenContacted((reachable) => {
   tellAll();
 });
 
-// Reads the status now. The first read may ask for a key, later ones never do. Other reads wait for its success while
-// the gateway cannot be reached.
+// Reads the status now. The first read may ask for a key, later ones never do. While the gateway
+// cannot be reached, other requests wait until this read succeeds.
 export async function refresh({ quiet = true } = {}) {
   if (reading) return;
   reading = true;

@@ -23,7 +23,7 @@ function choicesAnswer(read) {
   };
 }
 
-// Returns a transcript whose parts belong to a choice. With `n`, each choice has its own parts.
+// Returns the transcript for the parts of a choice. With `n`, each choice has parts of its own.
 function ofChoice({ index }, transcript) {
   if (!index) return transcript;
   const part = (key, kind, title) =>
@@ -148,7 +148,7 @@ function ended(response, transcript) {
 
 function messagesEvent(event, transcript) {
   if (event.type === "error") throw new Error(String(event.error?.message ?? "The stream failed."));
-  // The output tokens are known at the end only.
+  // The number of output tokens is known only at the end.
   if (event.type === "message_start") messagesUsage({ ...event.message.usage, output_tokens: undefined }, transcript);
   else if (event.type === "content_block_start") startBlock(event.content_block, `block ${event.index}`, transcript, event.index);
   else if (event.type === "content_block_delta") growBlock(event.delta, event.index, transcript);

@@ -28,7 +28,7 @@ function parsed(field, text) {
 export function toRequest(settings, turns) {
   const more = settings.more.trim() ? parsed("more", settings.more) : {};
   if (typeof more !== "object" || more === null || Array.isArray(more)) throw new Unreadable("more", "Further fields must be an object: {...}");
-  // Other fields depend on `stream`, which a further field may override.
+  // A further field `stream` overrides the setting, and other fields of the body depend on `stream`.
   const given = { ...settings, stream: Object.hasOwn(more, "stream") ? more.stream : settings.stream };
   const body = { model: given.model, ...BUILDERS[given.surface](given, turns) };
   const sampling = { temperature: given.temperature, top_p: given.topP, seed: given.surface === "messages" || given.surface === "responses" ? "" : given.seed };

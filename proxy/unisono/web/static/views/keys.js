@@ -99,7 +99,7 @@ function listing(place, head, [before, behind], load) {
       view.failed(error);
     }
   }
-  // Keeps the keyboard focus in the list, whose elements are replaced.
+  // Replaces the content of the list, and keeps the keyboard focus in the list.
   function replace(content) {
     const had = list.contains(document.activeElement) ? document.activeElement.closest("[data-key]")?.dataset.key ?? "" : null;
     list.replaceChildren(content);

@@ -204,7 +204,8 @@ class Playground {
   changed() {
     const busy = this.lanes.some((lane) => lane.running);
     const [off, on] = busy ? [this.send, this.stop] : [this.stop, this.send];
-    // Moves the focus from a disabled button to the enabled one. A button in a turn that is generated again is gone.
+    // Moves the focus from a disabled button to the enabled button. *Regenerate* removes its own button, so that the
+    // page loses the focus.
     const stood = document.activeElement === off || (busy && document.activeElement === document.body);
     on.disabled = false;
     if (stood) on.focus({ preventScroll: true });

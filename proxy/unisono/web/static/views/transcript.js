@@ -132,7 +132,7 @@ export class Transcript {
     Object.assign(this.known, more);
   }
 
-  // Parts that the next request includes: those of the first choice.
+  // Parts of the first choice, which the next request includes.
   get turn() {
     const of = (kind) => [...this.parts.values()].filter((part) => part.kind === kind && !part.choice);
     const blocks = this.blocks?.map(({ json, ...block }) => (json === undefined ? block : { ...block, input: parsedOr(json) }));
