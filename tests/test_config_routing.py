@@ -191,7 +191,7 @@ def shared(name: str, deployment: str | None = None) -> dict[str, Any]:
     return entry(name, api_base="http://shared:1", model_info={"id": deployment})
 
 
-# Entries of one server before and after a reload, and for each new entry the index of the old one that it continues.
+# Entries of one server before and after a reload, and the index of the old entry that each new entry continues.
 SHARED_SERVERS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int | None]]] = {
     "added before": ([shared("a", "one")], [shared("b", "two"), shared("a", "one")], [None, 0]),
     "added before, without ids": ([shared("a")], [shared("b"), shared("a")], [None, 0]),

@@ -1,4 +1,4 @@
-"""Budgets that are set, or whose period changes, after usage."""
+"""Budgets that are set, or get a different period, after some usage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_budget_with_a_new_period_stays_spent(before: str | None, after:
         assert (await chat(admin, made["key"])).status == 429
         info = (await admin.get(f"/key/info?key={made['token']}")).body["info"]
         assert info["spend"] <= info["max_budget"]
-        # A raised budget has room again.
+        # After the budget is raised, it has room again.
         await admin.made("/key/update", key=made["key"], max_budget=100)
         await asyncio.sleep(FRESH_S)
         assert (await chat(admin, made["key"])).status == 200

@@ -21,7 +21,7 @@ UPDATE: Json = {"type": "configuration_update", "reasoning": {"effort": "high"}}
 
 
 async def taken_over(folder: Path, fake: FakeVllm, fields: Json) -> Json:
-    """Kill the process that generates a background response, and return the response of the next process."""
+    """Kill the process of a background response; return the response that the next process completes."""
     store = {"url": f"sqlite:///{str(folder).removeprefix('/')}/state.db", "lease_s": LEASE_S}
     config = config_of(f"vllm@{fake.url}", store=store)
     body: Json = {"model": "gpt-oss", "background": True, "stream": True, **fields}

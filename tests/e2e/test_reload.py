@@ -88,7 +88,7 @@ async def test_new_requests_use_the_new_configuration_and_running_ones_finish(
             while not stage.old.requests:
                 await asyncio.sleep(0.01)
         for number in range(1, reloads):
-            # The application that removes the deployment is not the next one after that of the running request.
+            # The last of several reloads removes the deployment, not the first reload after the request began.
             await stage.reload(stage.config(stage.old, unisono={"max_queue": number}), workers)
         await stage.reload(stage.config(stage.new), workers)
         assert not running.done()

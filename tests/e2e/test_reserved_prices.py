@@ -20,7 +20,7 @@ CHEAP, DEAR = 1, 1000
 
 
 def config(cheap: FakeVllm, dear: FakeVllm, names: tuple[str, str], **router: Any) -> dict[str, Any]:
-    """Return a configuration with a cheap deployment and an expensive one, which models with these `names` have."""
+    """Return a configuration with a cheap and an expensive deployment, of the models `names`."""
     built = config_of(f"vllm@{cheap.url}", f"hosted_vllm@{dear.url}", router_settings=router)
     for order, (entry, name, price) in enumerate(zip(built["model_list"], names, (CHEAP, DEAR), strict=True)):
         entry["model_name"] = name

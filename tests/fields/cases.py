@@ -210,8 +210,8 @@ CASES: Final[Mapping[str, list[tuple[str, Case]]]] = {
 _STRICT: Final = "in effect: the arguments of calls conform to the schema"
 _STRICT_FORM: Final = "in effect: the schema must be a strict schema"
 _PARALLEL: Final = (
-    "in effect: with one call at a time, an answer contains only its first call: the gateway drops the calls after it, "
-    "whose tokens count"
+    "in effect: with one call at a time, an answer contains only its first call. The gateway drops later calls, but "
+    "counts their tokens"
 )
 _CACHED: Final = "always in effect: backends cache the beginnings of prompts, and decide for how long"
 _END_USER: Final = "in effect: names the end user; required if `enforce_user_param` is set"
