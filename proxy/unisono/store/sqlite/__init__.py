@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
@@ -40,12 +40,11 @@ from unisono.store.event_wait import Waiting, until_some
 from unisono.store.sqlite import accounts, conversations, disk_space, leases, request_records, responses, traces
 from unisono.store.sqlite.access_store import SqliteAccess
 from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, connect_reader, is_unwritable
-from unisono.store.sqlite.disk_space import sweep
+from unisono.store.sqlite.upkeep import FileUpkeep
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SWEEP_EVERY_S = 60.0
 # Lock timeout, in seconds, of a write that follows a timed-out write. It is short because many writes may be queued.
 LOCKED_TIMEOUT_S = 0.2
 # Request records per write to a store in memory. Such a write blocks the event loop for about a millisecond.
@@ -95,7 +94,7 @@ class SqliteStore(SqliteAccess):
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
-        self._swept_at = 0.0
+        self._upkeep = FileUpkeep()
         # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
         self._waiting = Waiting()
@@ -186,8 +185,7 @@ class SqliteStore(SqliteAccess):
     ) -> T:
         """Run `work` in one transaction, on the thread of the caller.
 
-        A write deletes expired data first if `SWEEP_EVERY_S` seconds have passed since the last deletion. Raises
-        `StoreUnavailable` for an error of SQLite.
+        Raises `StoreUnavailable` for an error of SQLite.
         """
         if db is None:
             raise StoreUnavailable(NOT_OPEN)
@@ -197,10 +195,8 @@ class SqliteStore(SqliteAccess):
             # Commits, or rolls back after an error.
             with db:
                 act = Transaction(db, self._clock(), self._retention, self._bounds)
-                if writes and abs(act.now - self._swept_at) >= SWEEP_EVERY_S:
-                    sweep(act)
-                    self._swept_at = act.now
-                return work(act, *args, **named)
+                with self._upkeep.during(act) if writes else nullcontext():
+                    return work(act, *args, **named)
         except sqlite3.Error as error:
             self._failed = True
             words = TROUBLE.get(_code(error), "the store failed; nothing was changed")

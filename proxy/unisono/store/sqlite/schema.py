@@ -85,6 +85,7 @@ CREATE TABLE IF NOT EXISTS request_deleted_keys (key TEXT PRIMARY KEY, expires R
 CREATE INDEX IF NOT EXISTS request_counts_in_order ON request_counts (step, start);
 CREATE TABLE IF NOT EXISTS directory (
     kind TEXT, id TEXT, revision INTEGER, data BLOB, PRIMARY KEY (kind, id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS clock (one INTEGER PRIMARY KEY, latest REAL);
 CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB);
 """
 
