@@ -93,8 +93,9 @@ async def change_model(
     was = await _stored(admin, models, id, "changed")
     for tried in range(MAX_TRIES):
         old = await models.opened(was)
-        settings = merged(old or {}, sent)
-        if old is None and not {"model_name", "litellm_params"} <= sent.keys():
+        # The name of the deployment is not encrypted.
+        settings = merged({"model_name": was.alias} if old is None else old, sent)
+        if old is None and "litellm_params" not in sent:
             raise InvalidRequest(
                 "The stored settings of this deployment cannot be decrypted; send all settings again.",
                 param="litellm_params",
