@@ -81,14 +81,6 @@ TOOLS: Mapping[str, tuple[Json, str, str, Json, Json, str]] = {
         {"type": "local_shell_call_output", "output": "a.py"},
         "a.py",
     ),
-    "apply_patch that deletes without a diff": (
-        {"type": "apply_patch"},
-        '{"type": "delete_file", "path": "a.py"}',
-        "type apply_patch = (_: {",
-        {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a.py"}},
-        {"type": "apply_patch_call_output", "status": "completed"},
-        "completed",
-    ),
     "apply_patch that deletes": (
         {"type": "apply_patch"},
         '{"type": "delete_file", "path": "a.py", "diff": ""}',

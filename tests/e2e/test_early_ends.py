@@ -105,15 +105,19 @@ async def test_response_that_ends_early_is_stored_as_incomplete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "max_tokens", "reason"),
+    ("words", "finish", "max_tokens", "reason"),
     [
-        ("length", 4_000, "model_context_window_exceeded"),
-        ("length", 10, "max_tokens"),
-        ("repetition", 10, "max_tokens"),
+        (400, "length", 4_000, "model_context_window_exceeded"),
+        (4, "length", 4_000, "max_tokens"),
+        (4, "length", 10, "max_tokens"),
+        (4, "repetition", 10, "max_tokens"),
     ],
 )
-async def test_messages_reports_a_full_window_only_if_it_was_full(finish: str, max_tokens: int, reason: str) -> None:
-    tokens = load_encoding().encode_marked("<|channel|>final<|message|>On and on.")
+async def test_messages_reports_a_full_window_only_if_it_was_full(
+    words: int, finish: str, max_tokens: int, reason: str
+) -> None:
+    text = " ".join(str(number) for number in range(words))
+    tokens = load_encoding().encode_marked(f"<|channel|>final<|message|>{text}")
     script = VllmScript(tokens=tokens, finish=finish)
     async with (
         FakeVllm(script=lambda _: script, context=400) as fake,

@@ -93,6 +93,7 @@ OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "settle": lambda store: store.settle(
         UsageRecord("once", LedgerLine(ACCOUNT, "m", "2026-11-20", TokenUsage(input=1)))
     ),
+    "raise_spent": lambda store: store.raise_spent(ACCOUNT, "month:0", None, TokenUsage(input=1)),
     "ledger": lambda store: store.ledger("0000", "9999"),
     "keep_traces": lambda store: store.keep_traces(StoredTrace("ann", "req", 0.0), for_s=5, most=5),
     "trace": lambda store: store.trace("ann", "req"),

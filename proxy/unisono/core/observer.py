@@ -181,7 +181,8 @@ class GenerationFacts:
     shortened: int = 0  # texts shortened because the newest items alone were too long for a summary
     logprobs: LogprobLog | None = None  # set if the request asks for log probabilities
     replaced_prompt: str | None = None  # the raw prompt, if a hook has replaced it
-    is_limited_by_window: bool = False  # the context window has room for fewer tokens than the request permits
+    # Number of tokens at which the answer has filled the context window; None if `max_tokens` ends it earlier.
+    window_limit: int | None = None
     cost: int = 0  # price of the usage, in the unit of `quotas.TokenUsage`; 0 before the end
     part_backends: Sequence[str] = ()  # all deployments, if several answered parts of the request
     is_masked: bool = False  # a hook has changed the text of the answer, so that its tokens must not be emitted

@@ -180,7 +180,7 @@ class StepRunner:
         """
         room = builder.room(prompt, capabilities, spent)
         limit = self._request.answer.max_tokens
-        self._report.facts.is_limited_by_window = limit is None or room < limit - spent
+        self._report.facts.window_limit = spent + room if limit is None or room < limit - spent else None
         if room < 1:
             # If the request permits more tokens, only this backend's context window is full. Another deployment may
             # have a larger window.

@@ -30,7 +30,7 @@ from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
 from unisono.middleware.choices import ChoiceUsage, answers_without_room, shared_usage
 from unisono.middleware.pipeline import Gate
-from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate
+from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate, was_admitted
 from unisono.middleware.refusals import NEVER_S, no_room
 
 
@@ -131,6 +131,15 @@ class BudgetGate(Gate):
 
     async def _reserve(self, *requests: GenerationRequest) -> Granted:
         """Reserve in each budget for all choices of a request. Raises the errors of `admit`."""
+        try:
+            return await self._reserve_unless_refused(requests)
+        except LimitReached:
+            # An answer that was admitted before uses providers with a budget, but is not refused if there are none.
+            if not was_admitted(requests[0]):
+                raise
+            return await self._reserve_unless_refused(requests, is_owed=True)
+
+    async def _reserve_unless_refused(self, requests: Sequence[GenerationRequest], *, is_owed: bool = False) -> Granted:
         sent = await self._metering.prompt_tokens(requests, has_budget=True)
         reserved: list[tuple[SharedBudget, QuotaReservation]] = []
         rooms: list[tuple[int, str]] = []
@@ -140,6 +149,7 @@ class BudgetGate(Gate):
             for budget in self._budgets:
                 account, may_pay = budget.account, budget.deployments & self._eligible
                 claim = self._metering.claim_of(requests, account, budget.limits, sent, token_hex(12), may_pay)
+                claim = replace(claim, is_owed=is_owed)
                 status = await self._metering.reserve(claim)
                 if status is not None and status.refused is not None:
                     spent |= budget.deployments

@@ -142,7 +142,7 @@ class Metering:
             output_price=price.output,
             period=limits.budget_period.name(start),
             period_ends=ends,
-            is_owed=bool(request.resumption.journal) or request.resumption.is_taken_over or request.origin.is_admitted,
+            is_owed=was_admitted(request),
             is_resumed=bool(request.resumption.journal),
         )
 
@@ -211,6 +211,11 @@ class Metering:
         key = request.origin.caller.key if request.origin.caller is not None else ""
         entry = LedgerLine(Account(request.origin.tenant, key), request.model, day, used, served)
         return UsageRecord(request.resumption.seed or urandom(12).hex(), entry)
+
+
+def was_admitted(request: GenerationRequest) -> bool:
+    """Return whether a request was admitted earlier, so that no limit may refuse it now."""
+    return bool(request.resumption.journal) or request.resumption.is_taken_over or request.origin.is_admitted
 
 
 class QuotaGate(Gate):

@@ -286,7 +286,7 @@ def test_the_usage_counts_the_calls_that_succeeded(events: list[Event], counts: 
 STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
 PAUSED = replace(finished(), paused=True)
-LIMITED = GenerationFacts(is_limited_by_window=True)
+LIMITED = GenerationFacts(window_limit=USAGE.completion_tokens)
 STOP_REASONS: dict[str, tuple[list[Event], GenerationReport, str]] = {
     "end of the message": ([*final(0, "So."), finished()], GenerationReport(), "end_turn"),
     "a call": ([*call(0, 0, "f", "{}"), finished()], GenerationReport(), "tool_use"),
@@ -296,6 +296,11 @@ STOP_REASONS: dict[str, tuple[list[Event], GenerationReport, str]] = {
         [*final(0, "So."), LENGTH],
         GenerationReport(facts=LIMITED),
         "model_context_window_exceeded",
+    ),
+    "stopped by the backend before the context window was full": (
+        [*final(0, "So."), LENGTH],
+        GenerationReport(facts=replace(LIMITED, window_limit=100)),
+        "max_tokens",
     ),
     "a reasoning budget reached": (
         [*final(0, "So."), LENGTH],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from unisono.api.messages.server_tools import FETCH, SEARCH, name_of
 from unisono.core.events import Compacted, Finished, Ran
@@ -11,6 +11,9 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
+
+# Share by which the number of tokens may be too low. It is an estimate for backends that send text.
+GUESS_TOLERANCE: Final = 0.125
 
 
 @dataclass(slots=True)
@@ -96,5 +99,7 @@ def _is_window_full(finished: Finished, report: GenerationReport) -> bool:
 
     Other causes of a truncated answer are `max_tokens` of the request, a budget, and a stop by the gateway.
     """
-    is_stopped = bool(report.unmet) or REPETITION in report.recoveries
-    return finished.reason is FinishReason.LENGTH and report.facts.is_limited_by_window and not is_stopped
+    limit = report.facts.window_limit
+    if finished.reason is not FinishReason.LENGTH or limit is None or report.unmet or REPETITION in report.recoveries:
+        return False
+    return finished.usage.completion_tokens >= limit * (1 - GUESS_TOLERANCE)

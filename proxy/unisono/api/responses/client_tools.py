@@ -57,14 +57,13 @@ _APPLY_PATCH: Final[dict[str, Json]] = {
         "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
         "path": {"type": "string", "description": "Path of the file, relative to the working directory."},
         "diff": {
-            "type": ["string", "null"],
+            "type": "string",
             "description": "create_file: all lines of the file, each after '+'. update_file: hunks, each with a line "
             "'@@' (optionally followed by the class or function that it is in) and lines after ' ' (context), '-' "
-            "(removed) or '+' (added); no line numbers. delete_file: none.",
+            "(removed) or '+' (added); no line numbers. delete_file: empty.",
         },
     },
-    # `diff` is optional, because models leave it out if they delete a file.
-    "required": ["type", "path"],
+    "required": ["type", "path", "diff"],
 }
 
 
@@ -80,7 +79,7 @@ def _to_local_shell(arguments: Wire) -> Wire:
 
 
 def _to_patch(arguments: Wire) -> Wire:
-    diff = {} if arguments["type"] == "delete_file" else {"diff": arguments.get("diff") or ""}
+    diff = {} if arguments["type"] == "delete_file" else {"diff": arguments["diff"]}
     return {"operation": {"type": arguments["type"], "path": arguments["path"], **diff}}
 
 
