@@ -114,7 +114,8 @@ async def test_tools_in_an_item_are_called_like_declared_ones(harness: Line, str
     assert "type exec = (_: string) => any;" in harness.prompts[0]
     [call] = [entry for entry in response["output"] if entry["type"] == "custom_tool_call"]
     assert (call["name"], call["input"]) == ("exec", "ls")
-    assert "notes" not in response["unisono"]
+    [note] = response["unisono"]["notes"]
+    assert note.startswith("input.0.tools.1.tools.0.defer_loading: no effect")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
