@@ -124,7 +124,7 @@ async def test_response_is_abandoned_after_repeated_owner_crashes(place: Place) 
             crash_background_tasks()
         response = await ended(client, created["id"])
         assert response["status"] == "failed"
-        assert "was abandoned" in response["error"]["message"]
+        assert "every process that generated it crashed" in response["error"]["message"]
         assert len(prompts_about(place.fake, QUESTION)) == 5
 
 
