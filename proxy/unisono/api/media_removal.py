@@ -1,6 +1,6 @@
 """Replacement of media in the history of a request by lines of text.
 
-See `api.media` for the reasons. All functions here are pure.
+`api.media` explains the reasons. This module does no I/O.
 """
 
 from __future__ import annotations

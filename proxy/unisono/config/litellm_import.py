@@ -95,9 +95,9 @@ def _parts(value: object, path: str) -> list[tuple[Any, object, str]]:
 
 
 def _references(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of all references to environment variables, with the references.
+    """Yield the path of each reference to an environment variable, with the reference.
 
-    A list with references is one itself, because an error about an element may name the list.
+    The path of a list with references is yielded too, because an error about an element may name the list.
     """
     if isinstance(value, str) and value.startswith(ENVIRONMENT_PREFIX):
         yield path, value

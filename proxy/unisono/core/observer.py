@@ -173,9 +173,8 @@ class GenerationFacts:
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
-    prompt_tokens: int = (
-        0  # tokens of the first rendered prompt, or of all inputs of an embeddings request; 0 if unknown
-    )
+    # Tokens of the first rendered prompt, or of all inputs of an embeddings request; 0 if unknown.
+    prompt_tokens: int = 0
     tool_output_tokens: int = 0  # tokens of the results of server tools in rendered prompts
     left_out: int = 0  # oldest items dropped because the conversation was too long
     shortened: int = 0  # texts shortened because the newest items alone were too long for a summary

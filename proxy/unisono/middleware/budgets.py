@@ -132,14 +132,15 @@ class BudgetGate(Gate):
     async def _reserve(self, *requests: GenerationRequest) -> Granted:
         """Reserve in each budget for all choices of a request. Raises the errors of `admit`."""
         try:
-            return await self._reserve_unless_refused(requests)
+            return await self._reserve_once(requests)
         except LimitReached:
-            # An answer that was admitted before uses providers with a budget, but is not refused if there are none.
+            # An answer that was admitted earlier prefers providers with budget left. It is not refused if none has any.
             if not was_admitted(requests[0]):
                 raise
-            return await self._reserve_unless_refused(requests, is_owed=True)
+            return await self._reserve_once(requests, is_owed=True)
 
-    async def _reserve_unless_refused(self, requests: Sequence[GenerationRequest], *, is_owed: bool = False) -> Granted:
+    async def _reserve_once(self, requests: Sequence[GenerationRequest], *, is_owed: bool = False) -> Granted:
+        """Reserve in each budget; with `is_owed`, also in spent budgets."""
         sent = await self._metering.prompt_tokens(requests, has_budget=True)
         reserved: list[tuple[SharedBudget, QuotaReservation]] = []
         rooms: list[tuple[int, str]] = []

@@ -12,7 +12,7 @@ from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
 
-# Share by which the number of tokens may be too low. It is an estimate for backends that send text.
+# Share by which the number of generated tokens may be too low, because it is estimated for backends that send text.
 GUESS_TOLERANCE: Final = 0.125
 
 
