@@ -6,7 +6,6 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -16,21 +15,13 @@ from tests.e2e.continuing import Model
 from tests.e2e.gateway import config_of
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, replica
-from tests.fakes import FakeVllm, Stall, Step, VllmScript
+from tests.fakes import FakeVllm, VllmScript, stall_at
 from unisono.core.quotas import SHARED_TENANT, KeyLimits, TokenUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 RESPOND = {"model": "gpt-oss", "input": "Hi", "background": True}
 STALLED_AFTER = 20
-
-
-class Stalling(VllmScript):
-    """Stall after the tokens instead of finishing."""
-
-    def steps(self, body: dict[str, Any]) -> list[Step]:
-        *tokens, _, _ = super().steps(body)
-        return [*tokens, Stall()]
 
 
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
@@ -47,7 +38,7 @@ async def test_tokens_of_all_owners_are_charged_once(
         address = server.url
     model = Model()
     async with FakeVllm() as fake, ring(address) as keys, AsyncExitStack() as stack:
-        fake.script = lambda _: Stalling(tokens=model.answer[:STALLED_AFTER])
+        fake.script = lambda _: VllmScript(tokens=model.answer, faults=(stall_at(STALLED_AFTER),))
         config = with_keys(config_of(f"vllm@{fake.url}", litellm_settings={"max_budget": 1_000}), address)
         config["model_list"][0]["unisono"] = {"price": {"output": 1}}
         config["store"] |= {"lease_s": LEASE_S}
