@@ -26,10 +26,10 @@ from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
 from unisono.engine.output import transcript_of
 from unisono.engine.request import AnswerOptions, Choice, ForcedCalls, GenerationRequest
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
 from unisono.schemas import violation

@@ -22,7 +22,7 @@ from unisono.core.conversation import AssistantMessage, Conversation, Item, Prea
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 
 @dataclass(frozen=True, slots=True)

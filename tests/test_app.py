@@ -405,7 +405,7 @@ unisono.app.build(parse({"model_list": [model]}, {}).config)
 unisono.app.build(parse({"model_list": [model], "store": {"url": "redis://192.0.2.1"}}, {}).config)
 other = {"model_name": "qwen", "litellm_params": {"model": "vllm/qwen", "api_base": "http://192.0.2.1:8000"}}
 unisono.app.build(parse({"model_list": [model, other]}, {}).config)
-late = ("unisono.passthrough.providers", "litellm")
+late = ("unisono.passthrough.litellm_backend", "litellm")
 heavy = [name for name in (*late, "mlx", "mlx_lm", "numpy", "transformers") if name in sys.modules]
 import json
 print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "early": early, "took": took}))

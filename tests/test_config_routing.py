@@ -15,7 +15,7 @@ from unisono.errors import ConfigError
 from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
 from unisono.routing.deployment_choice import Strategy
-from unisono.routing.retries import MAX_FAILED_ATTEMPTS
+from unisono.routing.failover_route import MAX_FAILED_ATTEMPTS
 from unisono.routing.selector import BLOCKS
 
 PAGE = Path(__file__).parent.parent / "docs" / "routing.md"

@@ -9,7 +9,7 @@ import pytest
 from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import ClientCredentials, Command, HostedTool, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import ClientCredentials, Command, HostedTool, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ConfigError
 
 URL = "https://mcp.example.com/mcp"

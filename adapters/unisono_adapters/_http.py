@@ -29,9 +29,9 @@ from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, ConfigError
 from unisono.net.connection_pool import ConnectionPool
 from unisono.net.http_response import HttpResponse
-from unisono_adapters._abort import BACKEND, AbortTimer
 from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
+from unisono_adapters._response_timeouts import BACKEND, AbortTimer
 
 PROBE_S = 10.0  # seconds for a status request
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # of a response that is not a stream

@@ -35,7 +35,7 @@ from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, refused_kind, schema_of
 from unisono_adapters._events import field_of
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._load import LoadPages, amount, by_part, document, part, samples
+from unisono_adapters._load_metrics import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
 from unisono_adapters._scoring import score_prompt

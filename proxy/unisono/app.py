@@ -21,8 +21,8 @@ from unisono.access.end_users import EndUsers
 from unisono.access.keys import Keys, MasterKey, NoKeys, VirtualKeys
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
-from unisono.api.health import ReadinessCheck
 from unisono.api.layered_app import LayeredApp, Lifespan
+from unisono.api.liveness import ReadinessCheck
 from unisono.api.messages.error_format import ERROR_FORMATS
 from unisono.api.metrics import MetricsSource
 from unisono.api.models import ModelCards
@@ -55,8 +55,8 @@ from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_networks import ClientNetworks
 from unisono.observe.recorder import Recorder
-from unisono.observe.request_file import RequestFile
-from unisono.observe.request_writer import RequestWriter
+from unisono.observe.request_records_file import RequestFile
+from unisono.observe.request_records_writer import RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.web.files import PATHS
 from unisono.web.live_tokens import TokenComments

@@ -21,7 +21,7 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.tools import HostedTool, ToolOutcome
+from unisono.core.tool_host import HostedTool, ToolOutcome
 from unisono.engine.request import GenerationReport, GenerationRequest
 
 # A batch of events, a pause in seconds, an exception to raise, or a barrier that several streams wait for.

@@ -25,7 +25,7 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import result_text
 from unisono.api.passthrough_estimates import estimated_input
-from unisono.api.passthrough_routes import readable_text
+from unisono.api.passthrough_requests import readable_text
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.app import build
 from unisono.config import parse

@@ -14,9 +14,9 @@ from tests.api.asgi import events_of
 from tests.api.folding import fold
 from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning, unfit
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion, to_usage
+from unisono.api.client_toolbox import CallForm, Toolbox
 from unisono.api.collected_answer import collect
 from unisono.api.request_options import ReasoningField
-from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage

@@ -19,7 +19,7 @@ from unisono.api.tool_choice import ChoiceMode, ChosenTools, NamedTool, ToolChoi
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Effort
 from unisono.core.generation import Sampling
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest
 
 F, G = NamedTool("function", "f"), NamedTool("function", "g")

@@ -15,7 +15,7 @@ from unisono.api.tool_search import (
     tool_search,
 )
 from unisono.core.conversation import FunctionTool, Json
-from unisono.core.tools import found_names
+from unisono.core.tool_host import found_names
 
 
 def tool(name: str, description: str = "", **arguments: str) -> FunctionTool:

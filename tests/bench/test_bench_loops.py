@@ -14,7 +14,7 @@ from bench.calling_backend import ANSWER_TOKENS, STEPS, TIMES_PATH
 from bench.prose import Corpus, build
 from tests.mcp.arguments import sent
 from unisono.core.generation import CALL
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.harmony.encoding import load_encoding
 from unisono.mcp import McpHost
 

@@ -16,8 +16,8 @@ from tests.e2e.slow_clients import over_http
 from unisono.api.body_limits import ARRIVED_BYTES
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.server import listener
-from unisono.server.delivery import chunk_writer
 from unisono.server.listener import connections
+from unisono.server.write_timeout import chunk_writer
 
 HEADER_TIMEOUT_S = 0.25
 WRITE_TIMEOUT_S = 0.4

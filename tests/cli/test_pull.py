@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.hub import COMMIT, Hub, running_hub
 from unisono_adapters import demo
-from unisono_adapters.snapshots import SNAPSHOT_FILES
+from unisono_adapters.huggingface_download import SNAPSHOT_FILES
 
 MODEL = "acme/gpt-oss-tiny"
 # Bytes that the hub's library collects before it writes them to disk.

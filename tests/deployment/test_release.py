@@ -30,7 +30,7 @@ REPOSITORY = "https://git.example.org/team/unisono"
 # Files of the wheel other than code and `web/static`.
 # Tests of the project compare them with the source on every run, before a wheel is built.
 DATA_FILES = {
-    "unisono/config/litellm_keys.yaml",
+    "unisono/config/ineffective_settings.yaml",
     "unisono/evaluation/compatibility.jsonl",
     "unisono/fidelity/prompts.jsonl",
     "unisono/harmony/vocab/NOTICE",

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tests.docs.pages import ROOT, blocks
 from unisono.access.keys import LOCAL_TENANT
 from unisono.api.error_responses import to_body, with_attempts
-from unisono.api.usage import to_usage
+from unisono.api.usage_report import to_usage
 from unisono.cli import main
 from unisono.cli.agent_configs import PROGRAMS, GatewayTarget
 from unisono.config import imported

@@ -19,9 +19,9 @@ from unisono.api.json_response import BODY_WRITER, SEND_BODY
 from unisono.api.layered_app import LayeredApp
 from unisono.app import build
 from unisono.config import parse
-from unisono.server.app_switch import OF_THE_SERVER
-from unisono.server.delivery import chunk_writer
+from unisono.server.config_reload import OF_THE_SERVER
 from unisono.server.server import server_config
+from unisono.server.write_timeout import chunk_writer
 
 
 @dataclass(frozen=True)

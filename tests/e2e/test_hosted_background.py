@@ -19,7 +19,7 @@ from tests.e2e.responses import ANSWER
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream
-from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 
 WIRE = WIRES["vllm"]
 

@@ -14,7 +14,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item
 from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import Approval
-from unisono.core.tools import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tool_host import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine

@@ -14,7 +14,7 @@ from tests.engine.test_resuming import ENCODING, RENDERER, Continuing, tokens_of
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine

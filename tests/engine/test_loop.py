@@ -17,7 +17,7 @@ from tests.threads import Threads
 from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, ToolResult, UserMessage
 from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
 from unisono.engine.interventions.requirements import UNMET_FORM
@@ -694,9 +694,15 @@ async def test_a_backend_that_fails_after_tool_listing_is_replaced() -> None:
 def test_every_reported_rule_is_documented() -> None:
     from unisono.core.recovery_rules import RULES
     from unisono.engine import steps
-    from unisono.engine.server_tools import call_budget, tools
+    from unisono.engine.server_tools import call_verdicts, tools
 
-    reported = {*call_budget.REFUSALS, call_budget.NOT_REPEATED, tools.LEFT_OUT, steps.LATE_CALL, steps.ANALYSIS_ONLY}
+    reported = {
+        *call_verdicts.REFUSALS,
+        call_verdicts.NOT_REPEATED,
+        tools.LEFT_OUT,
+        steps.LATE_CALL,
+        steps.ANALYSIS_ONLY,
+    }
     assert reported <= RULES.keys()
 
 

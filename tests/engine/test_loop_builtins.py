@@ -15,7 +15,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import FunctionTool, Json
 from unisono.core.events import Closed, HostedCall, join_deltas
 from unisono.core.generation import Capabilities
-from unisono.core.tools import HostedTool, ToolOutcome, ToolServer
+from unisono.core.tool_host import HostedTool, ToolOutcome, ToolServer
 from unisono.engine.request import GenerationRequest, RequestOrigin, Resumption, ServerTools
 from unisono.errors import ToolServerUnavailable, UnisonoError
 

@@ -33,7 +33,7 @@ from tests.harmony.recoveries import CASES, F, R
 from unisono.core.conversation import AssistantCall, Conversation, Json
 from unisono.core.events import Closed, Event, Finished, HostedCall, Ran, Repaired
 from unisono.core.generation import Capabilities, OutputForm
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 from unisono.engine.journal import NOTE, STEP_ENDED, JournalEntry, must_be_kept, parts_of
 from unisono.engine.request import ApprovalDecision, ServerTools
 from unisono.errors import StoreUnreadable, ToolServerUnavailable

@@ -45,7 +45,7 @@ from unisono.engine.truncation import SHORTENED, truncate
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import PromptPlan, Renderer
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 WORDS = "one two three four five six seven eight nine ten "
 

@@ -8,7 +8,7 @@ from tests.engine.planning import CONVERSATION, TOOLS, WITHOUT_TOOLS, turn
 from unisono.core.recovery_rules import UNDECLARED_TOOL
 from unisono.engine.interventions.requirements import ToolRequirements, requirements_of
 from unisono.engine.request import ForcedCalls
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 
 @pytest.mark.parametrize("calls_allowed", [True, False])

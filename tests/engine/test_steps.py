@@ -9,7 +9,7 @@ import pytest
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.core.tools import ServerToolCall
+from unisono.core.tool_host import ServerToolCall
 from unisono.engine.steps import (
     AnswerDone,
     AnswerState,

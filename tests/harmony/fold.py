@@ -9,9 +9,9 @@ from tests.harmony.recoveries import TOOLS, C, F, P, R
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 
 def new_router(encoding: Encoding, **options: Any) -> HarmonyRouter:

@@ -14,7 +14,7 @@ from openai_harmony import DeveloperContent, Message, RenderOptions, Role, ToolD
 
 from unisono.core.generation import MESSAGE
 from unisono.harmony.library_parser import load_library
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 from unisono.harmony.ts_types import NULL, ArrayType, BlockType, InlineType, ObjectField, Shape, UnionType, spelled
 
 LibrarySchema = dict[str, Any]

@@ -34,12 +34,12 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, Event, Repaired
 from unisono.core.generation import Chunk, FinishReason
 from unisono.core.generation import OutputForm as WireForm
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 ALL = ("browser", "python", "container")
 OFFERED = plan_tools(TOOLS).with_builtins(ALL)

@@ -21,8 +21,8 @@ from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, OutputFo
 from unisono.core.recovery_rules import RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
-from unisono.harmony.grammar import STEPS, State, TokenMark
 from unisono.harmony.library_parser import load_library
+from unisono.harmony.repair_table import STEPS, State, TokenMark
 
 ENCODING = load_encoding()
 WORDS = (

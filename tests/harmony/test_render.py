@@ -44,7 +44,7 @@ from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.library_parser import load_library
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 WEATHER = FunctionTool(
     "get_weather",
@@ -472,7 +472,7 @@ import tracemalloc
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import NO_TOOLS
+from unisono.harmony.tool_declarations import NO_TOOLS
 tracemalloc.start()
 renderer = Renderer(load_encoding())
 renderer.prompt(Conversation(Preamble(), (UserMessage("Tell me a story."),)), NO_TOOLS)

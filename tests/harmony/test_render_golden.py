@@ -24,7 +24,7 @@ from unisono.core.conversation import (
 )
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "render"
 

@@ -10,11 +10,11 @@ from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Delta, Opened, Repaired, ToolCall
 from unisono.core.generation import CALL, END, RETURN, START, STOP_TOKENS, Chunk, FinishReason, OutputForm
 from unisono.core.recovery_rules import PARSING_RULES
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

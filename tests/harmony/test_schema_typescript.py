@@ -14,8 +14,8 @@ from tests.harmony.library_schema import section_by_library
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.prompt_head import tools_section
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.system_message import tools_section
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 NODE = {
     "type": "object",

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
-from unisono.harmony import tools as tools_module
+from unisono.harmony import tool_declarations as tools_module
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.lru_cache import LruCache
-from unisono.harmony.prompt_head import tools_section
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.system_message import tools_section
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 ONE_LINE = st.text(st.characters(exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=70)
 LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.core.tools import Command, ToolServer, ToolTransport
+from unisono.core.tool_host import Command, ToolServer, ToolTransport
 from unisono.mcp import McpHost
 
 SCRIPT = Path(__file__).with_name("upstream.py")

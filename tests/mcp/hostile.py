@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.fakes.wire import Seen, Step, WireServer, Write
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 
 TOOL = {"name": "act", "description": "Acts.", "inputSchema": {"type": "object"}}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream, start_upstream
 from unisono.core.server_tool_arguments import read_arguments
-from unisono.core.tools import ToolTimeouts
+from unisono.core.tool_host import ToolTimeouts
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.http_transport import default_tls
 

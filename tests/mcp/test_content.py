@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mcp_types import CallToolResult
 
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 from unisono.mcp.content import cut, to_outcome
 
 TEXT = {"type": "text", "text": "words"}

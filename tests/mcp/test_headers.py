@@ -9,7 +9,7 @@ import pytest
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
 from unisono.core.server_tool_arguments import read_arguments
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.errors import InvalidRequest
 from unisono.mcp import McpHost, check_headers
 

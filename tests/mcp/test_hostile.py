@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.wire import Close, Reset, Seen, Sleep, Stall, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, TOOL, Acting, Hostile, answer, event, message, plain, text
-from unisono.core.tools import ToolTimeouts
+from unisono.core.tool_host import ToolTimeouts
 from unisono.errors import (
     ToolServerError,
     ToolServerProtocolError,

@@ -29,7 +29,7 @@ from tests.mcp.hostile import (
     message,
     plain,
 )
-from unisono.core.tools import ToolServer, ToolTimeouts
+from unisono.core.tool_host import ToolServer, ToolTimeouts
 from unisono.errors import ToolServerError
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.session import McpSession

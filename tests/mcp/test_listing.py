@@ -10,7 +10,7 @@ import pytest
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import HTTP_TRANSPORTS, SLOW_STDIO, TRANSPORTS, Upstream
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import HostedTool, ToolServer, ToolTransport
+from unisono.core.tool_host import HostedTool, ToolServer, ToolTransport
 from unisono.errors import (
     InvalidRequest,
     ToolServerError,

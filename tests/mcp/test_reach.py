@@ -24,7 +24,7 @@ from tests.fakes.wire import Seen, Step, WireServer, Write
 from tests.listening import listening
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
 from unisono.mcp import McpHost
 from unisono.mcp.admission import NOT_ALLOWED

@@ -17,7 +17,7 @@ from tests.fakes.wire import Seen, Step, WireServer, Write
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream, assert_no_tasks_left
 from tests.mcp.hostile import Hostile, plain, text
-from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerUnavailable
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.fingerprints import key_of

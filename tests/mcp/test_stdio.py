@@ -20,7 +20,7 @@ from mcp.shared.message import SessionMessage
 from tests.e2e.processes import lives
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
-from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.stdio import StdoutReader
@@ -368,7 +368,7 @@ signal.pause()
 
 GATEWAY = """
 import asyncio, sys
-from unisono.core.tools import Command
+from unisono.core.tool_host import Command
 from unisono.mcp import McpLimits
 from unisono.mcp.stdio import process
 

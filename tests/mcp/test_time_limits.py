@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.wire import Seen, Sleep, Step, WireServer, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, TOOL, Acting, Hostile, answer, text
-from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerTimeout
 from unisono.mcp import McpHost
 

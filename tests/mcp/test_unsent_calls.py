@@ -17,7 +17,7 @@ from tests.fakes.wire import Close, Seen, Step
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import assert_no_tasks_left
 from tests.mcp.hostile import COMPLETE, Hostile, ModernHostile, answer, text
-from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.mcp import McpHost
 
 

@@ -120,7 +120,7 @@ async def test_all_resolved_addresses_of_a_host_must_be_public(answers: list[str
 CONNECTING_PACKAGES = {"huggingface_hub", "litellm", "redis", "requests", "urllib3"}
 CONFIGURED = {
     "adapters/unisono_adapters/mlx/engine.py",
-    "adapters/unisono_adapters/snapshots.py",
+    "adapters/unisono_adapters/huggingface_download.py",
     "proxy/unisono/integrations/litellm_provider.py",
     "proxy/unisono/store/redis/",
 }

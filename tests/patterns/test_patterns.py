@@ -16,7 +16,7 @@ from tests.patterns.evil import evils
 from tests.patterns.sweep import superlinear
 from unisono.engine.interventions.message_gate import without_code_fence
 from unisono.schemas import formats
-from unisono_adapters._load import MAX_LINE_BYTES, MAX_SAMPLES, samples
+from unisono_adapters._load_metrics import MAX_LINE_BYTES, MAX_SAMPLES, samples
 
 FENCE: Final = r"\s*```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)\r?\n?[ \t]*```\s*\Z"
 LABEL: Final = r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"'

@@ -372,7 +372,7 @@ asyncio.run(started())
 MODULES_OF_FIRST_REQUESTS = """
 import asyncio, json, sys
 from tests.providers.test_providers import openai
-from unisono.passthrough.providers import _LOADED
+from unisono.passthrough.litellm_backend import _LOADED
 async def asked():
     async with openai() as (running, fake):
         await _LOADED.get({})

@@ -18,10 +18,10 @@ from unisono.routing.attempt_timeouts import MAX_SAMPLE_AGE_S, MAX_SAMPLES, Lear
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
+from unisono.routing.failover_route import GroupFailoverRoute
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
 from unisono.routing.probe_schedule import FAILING_EVERY_S
-from unisono.routing.retries import GroupFailoverRoute
 
 TIMEOUTS = Timeouts()
 SHORT = replace(TIMEOUTS, total_s=6.0)

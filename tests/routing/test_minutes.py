@@ -13,12 +13,12 @@ from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, known_pool, live
 from unisono.core.fallback_models import FallbackModels
 from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
-from unisono.routing import rate_window
+from unisono.routing import deployment_rate_limits
 from unisono.routing.deployment_config import DeploymentConfig
+from unisono.routing.deployment_rate_limits import MINUTE_S
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
-from unisono.routing.rate_window import MINUTE_S
 
 NO_QUEUE = RoutingRules(bounds=QueueConfig(length=0))
 NEXT_S = MINUTE_S + 1
@@ -103,7 +103,7 @@ async def test_retry_after_ignores_deployments_that_serve_no_requests(terms: Dep
 
 @pytest.fixture
 def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(rate_window, "MINUTE_S", 0.15)
+    monkeypatch.setattr(deployment_rate_limits, "MINUTE_S", 0.15)
     return 0.15
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.routing.rate_window import GRAINS, MINUTE_S, Rate
+from unisono.routing.deployment_rate_limits import GRAINS, MINUTE_S, Rate
 
 GRAIN_S = MINUTE_S / GRAINS
 

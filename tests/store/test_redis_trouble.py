@@ -15,7 +15,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import TimeoutError as LateAnswer
 
-from unisono.store.redis.trouble import message_of
+from unisono.store.redis.redis_errors import message_of
 
 # Redis 6.2 reports an error of a script's command within another error.
 INNER = "Error running script (call to f_2597e057): @user_script:1: @user_script: 31: -"

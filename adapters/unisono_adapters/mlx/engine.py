@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.core.install_commands import install_command
+from unisono_adapters.huggingface_download import SNAPSHOT_FILES
 from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
 from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Submit, Withdraw
 from unisono_adapters.mlx.wire import (
@@ -43,7 +44,6 @@ from unisono_adapters.mlx.wire import (
     from_line,
     to_line,
 )
-from unisono_adapters.snapshots import SNAPSHOT_FILES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -39,7 +39,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono_adapters._constraints import refusal
-from unisono_adapters._load import LOAD_S
+from unisono_adapters._load_metrics import LOAD_S
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._scoring import score_prompt
 from unisono_adapters.mlx.jobs import BatchLimits

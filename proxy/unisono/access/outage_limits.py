@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from unisono.core.key_rate_limits import Minute
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus, combined
-from unisono.core.rate_limits import Minute
 
 # Maximum number of accounts. If there are more, the least recently used one is dropped.
 MAX_ACCOUNTS: Final = 4096

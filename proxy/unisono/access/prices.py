@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from unisono.config import ModelEntry
-from unisono.config.prices import MODE_UNITS, UNIT_KEYS
+from unisono.config.price_settings import MODE_UNITS, UNIT_KEYS
 from unisono.core.billed_units import NO_UNITS, BilledUnits
 from unisono.core.frozen import dataclass
 from unisono.core.observer import StepDone

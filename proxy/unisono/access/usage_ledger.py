@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.access.budget_watch import BudgetWatch
+from unisono.access.budget_reports import BudgetWatch
 from unisono.access.outage_limits import OutageLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.quotas import (

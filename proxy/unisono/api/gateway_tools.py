@@ -12,7 +12,7 @@ from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.frozen import dataclass
 from unisono.core.tool_approvals import Approval
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.engine.request import ServerTools
 from unisono.errors import UnsupportedValue
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from unisono.api.body import off_loop
 from unisono.api.error_responses import failure_of
-from unisono.api.passthrough_routes import to_generation_request, to_passthrough, whole
+from unisono.api.passthrough_requests import to_generation_request, to_passthrough, whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from unisono.api.client_toolbox import Toolbox
 from unisono.api.field_types import MAX_TOOLS, invalid_field
-from unisono.api.tools import Toolbox
 from unisono.core.frozen import dataclass
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls
 from unisono.errors import InvalidRequest

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from unisono.core.conversation import FunctionTool, Json
 from unisono.core.frozen import dataclass
-from unisono.core.tools import FOUND, FOUND_ON, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
+from unisono.core.tool_host import FOUND, FOUND_ON, SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch
 from unisono.engine.request import ServerTools
 from unisono.schemas.patterns import BadPattern, Expression
 

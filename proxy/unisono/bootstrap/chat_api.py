@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from unisono.access.model_access import text_model
 from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
 from unisono.api.gateway_tools import BROWSER, RunnableTools, allowed
-from unisono.api.health import HEALTH
+from unisono.api.liveness import HEALTH
 from unisono.api.metrics import METRICS
 from unisono.api.models import MODELS
 from unisono.api.request_options import REASONING_FIELDS

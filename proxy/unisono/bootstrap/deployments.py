@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.bootstrap.waking import wake_rules
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
-from unisono.config.sections import HedgeSettings
+from unisono.config.root_config import HedgeSettings
 from unisono.core.install_commands import install_command
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError, ConfigErrors
@@ -100,7 +100,7 @@ class Factories:
                 f"{path}: `{entry.kind}` is not a backend kind of Unisono ({kinds}), and litellm, which serves other "
                 f"providers, is not installed; run `{install_command('litellm')}`.{hint}"
             )
-        from unisono.passthrough.providers import LitellmProvider
+        from unisono.passthrough.litellm_backend import LitellmProvider
 
         settings = provider_settings(entry, self._config)
         return lambda options: LitellmProvider(replace(options, model=model), **settings)

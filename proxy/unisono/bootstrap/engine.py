@@ -11,7 +11,7 @@ from unisono.bootstrap.gateway_parts import Parts
 from unisono.bootstrap.salt import cache_salts
 from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema
-from unisono.core.tools import ToolHost
+from unisono.core.tool_host import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine

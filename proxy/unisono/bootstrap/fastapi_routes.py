@@ -15,13 +15,13 @@ from unisono.access.model_access import allowed_model
 from unisono.api.admin.routes import ADMIN, Administration, BackendHealth, ModelAdministration
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS
+from unisono.api.embeddings_and_media.routes import OTHER_MODES, RERANK_V2
 from unisono.api.fastapi_app import fastapi_app
-from unisono.api.health import HEALTH
+from unisono.api.liveness import HEALTH
 from unisono.api.messages.routes import MESSAGES
 from unisono.api.metrics import METRICS
 from unisono.api.model_facts import MODEL_FACTS
 from unisono.api.models import MODELS
-from unisono.api.modes.routes import OTHER_MODES, RERANK_V2
 from unisono.api.openapi import DOCUMENT
 from unisono.api.request_records import REQUESTS, RequestSource
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
@@ -30,7 +30,7 @@ from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.routes.retrieve import STORED_OPEN_RESPONSES, STORED_RESPONSES
 from unisono.api.route_table import find_dependency, provide
 from unisono.api.tokenizer import TOKENIZER, Tokenizer
-from unisono.api.usage import USAGE, UsageSource
+from unisono.api.usage_report import USAGE, UsageSource
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.model_admin import build_model_administration, health_of
 from unisono.bootstrap.observability import kinds_of

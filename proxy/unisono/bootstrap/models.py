@@ -11,9 +11,9 @@ from typing import TypeAlias
 from unisono.access.model_access import text_model
 from unisono.api.chat.defaults import to_answer_defaults
 from unisono.api.field_types import smallest
-from unisono.api.health import Readiness
+from unisono.api.liveness import Readiness
 from unisono.api.model_rules import NO_DEFAULTS, AnswerDefaults, ModelRules
-from unisono.api.passthrough_routes import FindWay
+from unisono.api.passthrough_requests import FindWay
 from unisono.bootstrap.stored_models import StoredModels
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller

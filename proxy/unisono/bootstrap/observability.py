@@ -44,9 +44,9 @@ from unisono.middleware.named_hook import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
 from unisono.observe.refusal_spans import RefusalSpans
-from unisono.observe.request_file import RequestFile
-from unisono.observe.request_log import RequestLog
-from unisono.observe.request_writer import GenerationRecords, RequestWriter
+from unisono.observe.request_log_line import RequestLog
+from unisono.observe.request_records_file import RequestFile
+from unisono.observe.request_records_writer import GenerationRecords, RequestWriter
 from unisono.routing.pool import RoutingPool
 from unisono.routing.quality import QualityObserver
 from unisono.store.health_monitor import Upkeep

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute
 
 from unisono.access.model_access import allowed_model, engine_model, permitted_name, wrong_mode
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute, RawModel
-from unisono.api.modes.inbound import ModeModel
-from unisono.api.modes.routes import OTHER_MODES, RERANK_V2, ModeRoute
+from unisono.api.embeddings_and_media.inbound import ModeModel
+from unisono.api.embeddings_and_media.routes import OTHER_MODES, RERANK_V2, ModeRoute
 from unisono.api.route_table import provide
 from unisono.bootstrap.api_parts import FINGERPRINT, ApiParts
 from unisono.bootstrap.models import Rules

@@ -21,7 +21,7 @@ from unisono.api.responses.deps import ChargeJournal, ResponsesDeps, ResponsesMo
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import provide
-from unisono.api.server_rules import ServerRules
+from unisono.api.tool_server_rules import ServerRules
 from unisono.bootstrap.api_parts import ApiParts, current_date
 from unisono.bootstrap.gateway import Gateway
 from unisono.bootstrap.models import Rules, answer_modes

@@ -374,7 +374,7 @@ def list_tools(config_path: Path, server: str | None) -> None:
 
     The list states for each tool whether its calls need approval.
     """
-    from unisono.cli.tools import show
+    from unisono.cli.mcp_tools import show
 
     show(config_path, server)
 
@@ -389,7 +389,7 @@ def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None
 
     The result is printed in the form that the model receives.
     """
-    from unisono.cli.tools import call
+    from unisono.cli.mcp_tools import call
 
     call(config_path, server, tool, arguments)
 

@@ -27,7 +27,7 @@ from unisono.fidelity.report import to_json, to_lines
 from unisono.fidelity.runner import generate, score_on_both, to_sample
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 from unisono.observe.recording import Document, prompts_of
 from unisono.web.trace_fork import generated_by_step
 

@@ -23,7 +23,7 @@ from unisono.errors import ConfigError, ConfigErrors
 from unisono.net.special_addresses import is_loopback
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
-from unisono.server.app_switch import AppSwitch
+from unisono.server.config_reload import AppSwitch
 from unisono.server.ipc import Serve
 from unisono.server.server import BACKLOG, GatewayServer, server_config
 from unisono.server.startup_screen import screen_lines

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from unisono.api.admin.spend import from_metrics
-from unisono.api.usage import to_usage_fields
+from unisono.api.usage_report import to_usage_fields
 from unisono.bootstrap.store import store_address
 from unisono.cli.remote_keys import AdminClient
 from unisono.cli.resolve_config import configured

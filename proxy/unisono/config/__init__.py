@@ -5,14 +5,14 @@ ConfigError with a message that begins with the path of the key. A setting witho
 """
 
 from unisono.config.config_file import data_folder
-from unisono.config.file_settings import FileSettings
 from unisono.config.general_settings import GeneralSettings
+from unisono.config.input_file_settings import FileSettings
 from unisono.config.litellm_import import imported, own_servers
 from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
 from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, ModelEntry, ModelInfo, ModelSettings
-from unisono.config.sections import (
+from unisono.config.root_config import (
     Config,
     GatewaySettings,
     HookSettings,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from unisono.config.section import Section
+from unisono.config.section_base import Section
 from unisono.net.client_networks import ClientNetworks
 
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from unisono.config.section import Section
+from unisono.config.section_base import Section
 from unisono.core.budget_period import Period
 
 _FORM: Final = re.compile(r"([1-9]\d{0,5})(mo|s|m|h|d|w)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.config.root_config import Config, FallbackList, Fallbacks
 from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import ModelMode

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unisono.config.section import Count, Name, Section
+from unisono.config.section_base import Count, Name, Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

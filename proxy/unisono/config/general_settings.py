@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from unisono.config.section import Name, Section
+from unisono.config.section_base import Name, Section
 from unisono.net.client_networks import ClientNetworks
 
 

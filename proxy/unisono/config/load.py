@@ -19,7 +19,7 @@ from unisono.config.config_file import ConfigFile, read
 from unisono.config.credentials import Credentials, credentials_of
 from unisono.config.environment import MASTER_KEY_VARIABLE, EnvironmentReferences, master_key_variable, own_environment
 from unisono.config.guardrail_settings import GUARDRAIL_KINDS, GuardrailSettings, guardrails_of
-from unisono.config.litellm_keys import (
+from unisono.config.ineffective_settings import (
     LITELLM,
     UNSERVED,
     KeyClass,
@@ -33,7 +33,7 @@ from unisono.config.litellm_keys import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
-from unisono.config.sections import Config, StoreSettings
+from unisono.config.root_config import Config, StoreSettings
 from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
 from unisono.core.close_matches import close_matches

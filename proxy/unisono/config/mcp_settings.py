@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from unisono.config.addresses import check_http_url
-from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.section_base import Count, Name, Seconds, Section
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.core.tool_host import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.net.ssrf_guard import AllowedHost
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.mcp_settings import ServerLabel
-from unisono.config.prices import MODE_UNITS, UNIT_KEYS, Costs, PriceSettings
-from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.price_settings import MODE_UNITS, UNIT_KEYS, Costs, PriceSettings
+from unisono.config.section_base import Count, Name, Seconds, Section
 from unisono.core.passthrough_request import ModelMode
 from unisono.net.ssrf_guard import parse_url
 

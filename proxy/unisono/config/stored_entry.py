@@ -12,7 +12,7 @@ from typing import Any, Final
 from unisono.config.environment import ENVIRONMENT_PREFIX
 from unisono.config.load import parse
 from unisono.config.model_settings import ModelEntry
-from unisono.config.sections import Config
+from unisono.config.root_config import Config
 from unisono.errors import ConfigError
 
 # Keys of `model_info` that the admin API adds to its responses. Clients may send them back in updates.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from unisono.config.addresses import check_http_url
-from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.section_base import Count, Name, Seconds, Section
 from unisono.net.ssrf_guard import is_permitted, parse_address, parse_url
 
 

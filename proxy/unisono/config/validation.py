@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import ValidationError
 
 from unisono.config.model_registry import ModelRegistry
-from unisono.config.sections import Config
+from unisono.config.root_config import Config
 from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import is_well_formed
 from unisono.errors import ConfigError, well_formed

@@ -20,7 +20,7 @@ from unisono.core.elicitation import ToolQuestion
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import HostedTool, ToolOutcome
+from unisono.core.tool_host import HostedTool, ToolOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from unisono.core.frozen import dataclass
 
 if TYPE_CHECKING:
-    from unisono.core.tools import HostedTool
+    from unisono.core.tool_host import HostedTool
 
 
 @dataclass(frozen=True, slots=True)

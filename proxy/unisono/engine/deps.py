@@ -15,7 +15,7 @@ from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
 from unisono.core.frozen import dataclass
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
-from unisono.core.tools import SEARCH_LABEL, LeftOutTool, ToolHost
+from unisono.core.tool_host import SEARCH_LABEL, LeftOutTool, ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.interventions.refused_constraints import RefusedConstraints
 from unisono.engine.prompt import RenderedPrompt, render
@@ -25,7 +25,7 @@ from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, Serv
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import NO_TOOLS, ToolSet, plan_tools
+from unisono.harmony.tool_declarations import NO_TOOLS, ToolSet, plan_tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,10 @@ from unisono.engine.steps import (
 )
 from unisono.engine.transcript import Transcript
 from unisono.errors import StoreUnreadable
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.recipients import FUNCTIONS
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 UNFIT_JOURNAL = "The stored part of this answer does not fit its request; send a new request."
 

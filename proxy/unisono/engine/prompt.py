@@ -30,7 +30,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.raw_codec import retokenized
 from unisono.harmony.render import PromptPlan, Renderer
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 # If more characters than this must be encoded that are not cached, they are encoded in a thread (about 2 ms of work).
 OFF_LOOP_CHARS = 8_000

@@ -21,7 +21,7 @@ from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.core.item_records import to_tool, tool_record
 from unisono.core.ports import Violation
-from unisono.core.tools import SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch, ToolServer
+from unisono.core.tool_host import SEARCH_LABEL, HostedTool, ToolOutcome, ToolSearch, ToolServer
 from unisono.engine.journal import noted_in
 from unisono.engine.output import OutputReader, replay
 from unisono.engine.request import (
@@ -38,7 +38,7 @@ from unisono.engine.server_tools.tools import OfferedServerTools, offers_in
 from unisono.errors import InvalidRequest, StoreUnreadable
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 
 @dataclass(frozen=True, slots=True)

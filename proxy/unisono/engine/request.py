@@ -21,7 +21,7 @@ from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
 from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
-from unisono.core.tools import ToolSearch, ToolServer
+from unisono.core.tool_host import ToolSearch, ToolServer
 from unisono.core.trace_context import TraceContext
 
 

@@ -25,7 +25,7 @@ from unisono.core.events import Item as EventItem
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import DANGLING_PREAMBLE
-from unisono.core.tools import ServerToolCall
+from unisono.core.tool_host import ServerToolCall
 
 # Names of rules (see `core.recovery_rules.RULES`).
 ANALYSIS_ONLY: Final = "analysis-only"

@@ -17,12 +17,12 @@ from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReas
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.prompt_edit import PromptEdit
-from unisono.engine.interventions.reading_limits import ReadingLimits
+from unisono.engine.interventions.reasoning_budget import ReadingLimits
 from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.raw_codec import unfinished
-from unisono.harmony.router import HarmonyRouter
 
 CLOSING_TOKENS: Final = ALL_STOP_TOKENS | {END}
 

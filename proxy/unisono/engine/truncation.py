@@ -31,7 +31,7 @@ from unisono.core.frozen import dataclass
 from unisono.engine.prompt import RenderedPrompt, render, render_here
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 SHORTENED: Final = "\n\n[The middle of this text is left out, because the text is too long for the context window.]\n\n"
 # Maximum number of tokens of `SHORTENED`, plus a margin: the rest of a text may have more tokens when it is tokenized

@@ -9,10 +9,10 @@ from unisono.core.events import Closed, Delta, Event, Item, Opened, Reasoning, T
 from unisono.harmony.blanks import BlankFilter, is_closed
 from unisono.harmony.body_text import BodyText, TableBodyText
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Gate, OpenPart, Stopped
+from unisono.harmony.gate_protocol import Gate, OpenPart, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.recipients import RecipientKind
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 
 def body_text(encoding: Encoding) -> BodyText:

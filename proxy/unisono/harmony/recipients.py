@@ -15,7 +15,7 @@ from functools import cached_property
 
 from unisono.core.table_key import TableKey
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
-from unisono.harmony.tool_names import MAX_RECIPIENT_LENGTH, corrected, resolve
+from unisono.harmony.misspelled_tool_names import MAX_RECIPIENT_LENGTH, corrected, resolve
 
 FUNCTIONS = "functions."
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")

@@ -43,8 +43,8 @@ from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
-from unisono.harmony.prompt_head import form_section, system_text, tools_section
-from unisono.harmony.tools import Declaration, ToolSet, declarations_by_message
+from unisono.harmony.system_message import form_section, system_text, tools_section
+from unisono.harmony.tool_declarations import Declaration, ToolSet, declarations_by_message
 
 # Number of tokens added to the weight of each cached message, for the memory of its key and its entry.
 ENTRY_WEIGHT = 32

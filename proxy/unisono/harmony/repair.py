@@ -12,11 +12,11 @@ from typing import Final
 
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Legal, OpenPart
-from unisono.harmony.grammar import MARKS, STEPS, GrammarAction, State
+from unisono.harmony.gate_protocol import Legal, OpenPart
 from unisono.harmony.header import COMMENTARY, BodyHandling, Header
 from unisono.harmony.header_buffer import HeaderBuffer, HeldHeader
 from unisono.harmony.recipients import RecipientKind
+from unisono.harmony.repair_table import MARKS, STEPS, GrammarAction, State
 from unisono.harmony.repaired_output import OpenMessage, RepairedOutput
 
 # Placeholder for the header of the open message, until the output begins its first message.

@@ -10,7 +10,7 @@ from unisono.core.events import Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.generation import CALL, CHANNEL, END, RETURN, START
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import BodyPart, ClosedPart, Legal, OpenPart
+from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.header import ANALYSIS, FINAL, BodyHandling, Header
 from unisono.harmony.header_text import spelled_header
 from unisono.harmony.incomplete_header import decide, is_json_object

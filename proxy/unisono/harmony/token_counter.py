@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unisono.core.events import Item, Reasoning
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import OpenPart
+from unisono.harmony.gate_protocol import OpenPart
 
 
 class TokenCounter:

@@ -5,7 +5,7 @@ Importing this package is cheap: the protocol's SDK is loaded on the first conne
 
 from __future__ import annotations
 
-from unisono.core.tools import ToolNames
+from unisono.core.tool_host import ToolNames
 from unisono.mcp.headers import check_headers
 from unisono.mcp.host import McpHost
 from unisono.mcp.limits import McpLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.errors import ToolServerNotAllowed
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.errors import (
     ToolServerError,
     ToolServerProtocolError,

@@ -21,7 +21,7 @@ from mcp_types import (
 )
 
 from unisono.core.conversation import Json
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 
 Block: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
 

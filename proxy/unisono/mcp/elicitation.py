@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from unisono.core.conversation import Json
 from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 
 # Maximum number of questions of one call. A server could otherwise ask forever.
 MAX_QUESTIONS: Final = 16

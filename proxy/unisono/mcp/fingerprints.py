@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Final
 
-from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
+from unisono.core.tool_host import HostedTool, LeftOutTool, ToolServer
 
 MAX_NAME_LENGTH: Final = 256
 

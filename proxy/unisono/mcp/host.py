@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from unisono.core.elicitation import UserAnswer
 from unisono.core.error_texts import seconds
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import (
+from unisono.core.tool_host import (
     TALK,
     HostedTool,
     LeftOutTool,

@@ -32,7 +32,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.mcp.connection_errors import connection_error, kinds_of
 from unisono.mcp.elicitation import Dialogue
 from unisono.mcp.exchange import CALL, Exchange, NoAnswer

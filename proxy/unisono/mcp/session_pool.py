@@ -16,7 +16,7 @@ from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuth
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from unisono.core.tasks import cancel_and_wait
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.errors import ToolServerUnavailable
 from unisono.mcp.admission import admit
 from unisono.mcp.fingerprints import key_of

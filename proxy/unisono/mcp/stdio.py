@@ -34,7 +34,7 @@ from mcp_types import (
 )
 
 from unisono.core.log_rate import RateLimitedWarning
-from unisono.core.tools import Command
+from unisono.core.tool_host import Command
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded

@@ -37,9 +37,9 @@ from unisono.core.quotas import (
 from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, RequestOrigin, Resumption
 from unisono.errors import ShuttingDown, UnisonoError
-from unisono.middleware.choices import ChoiceUsage, answers_without_room, shared_usage
+from unisono.middleware.limit_errors import no_room, refused
+from unisono.middleware.n_choices_usage import ChoiceUsage, answers_without_room, shared_usage
 from unisono.middleware.pipeline import Gate
-from unisono.middleware.refusals import no_room, refused
 from unisono.middleware.token_estimates import estimated_tokens
 
 # Expected number of tokens of an answer, unless the request limits it to fewer.

@@ -38,9 +38,9 @@ from unisono.routing.circuit_breaker import (
 )
 from unisono.routing.deployment_choice import BIAS, LOGPROBS, PROMPT_LOGPROBS, Candidate, Rank, Share
 from unisono.routing.deployment_config import DeploymentConfig, log_findings, unfit, with_context
+from unisono.routing.deployment_rate_limits import rate_of
 from unisono.routing.probe_schedule import DOUBTED_EVERY_S, FAILING_EVERY_S, ProbeSchedule
 from unisono.routing.quality import QualityRecord
-from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 from unisono.routing.waking import Waking
 

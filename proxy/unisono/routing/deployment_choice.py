@@ -16,7 +16,7 @@ from typing import Final
 
 from unisono.core.frozen import dataclass
 from unisono.core.route_protocol import BLOCK_TOKENS, RouteRequirements
-from unisono.routing.rate_window import Grain, Rate
+from unisono.routing.deployment_rate_limits import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
 # Number of output tokens that a request counts against a token limit, unless its own `max_tokens` is lower. Clients set

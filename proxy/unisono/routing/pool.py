@@ -23,8 +23,8 @@ from unisono.errors import BackendUnavailable, InvalidRequest, UnisonoError, Unk
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
+from unisono.routing.failover_route import GroupFailoverRoute
 from unisono.routing.group import DeploymentGroup, RoutingRules
-from unisono.routing.retries import GroupFailoverRoute
 from unisono.routing.selector import PrefixIndex
 from unisono.routing.status import DeploymentStatus, status_of
 

@@ -36,8 +36,7 @@ from unisono.api.error_responses import Formats
 from unisono.core.frozen import dataclass
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
-from unisono.server.connection_ends import HalfClosed, LingeringTransport
-from unisono.server.delivery import Delivering, Delivery, DisconnectNotifier, limit_buffers
+from unisono.server.lingering_close import HalfClosed, LingeringTransport
 from unisono.server.request_head import (
     check_head,
     close_unless_continued,
@@ -46,6 +45,7 @@ from unisono.server.request_head import (
     refusal,
     without_upgrade,
 )
+from unisono.server.write_timeout import Delivering, Delivery, DisconnectNotifier, limit_buffers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -21,7 +21,7 @@ from unisono.bootstrap.gateway import Gateway
 from unisono.config import Config
 from unisono.errors import ConfigError, UnisonoError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess
-from unisono.server.app_switch import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
+from unisono.server.config_reload import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
 from unisono.server.listener import connections
 from unisono.server.shutdown import KEEP_ALIVE_S, GracefulShutdown
 

@@ -19,7 +19,7 @@ from time import monotonic
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from unisono.server.app_switch import AppSwitch
+from unisono.server.config_reload import AppSwitch
 
 # Maximum idle time of a client's connection, in seconds.
 KEEP_ALIVE_S = 75

@@ -37,7 +37,7 @@ from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import NOT_RUNNING, Loads
-from unisono.server.app_switch import keep_start_settings, log_rejected_reload
+from unisono.server.config_reload import keep_start_settings, log_rejected_reload
 from unisono.server.ipc import Accepted, Serve, Up, next_message, to_bytes
 
 # Pauses before a restart, in seconds, by the number of consecutive short runs. After that, the last pause is used.

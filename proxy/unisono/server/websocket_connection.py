@@ -18,8 +18,8 @@ from websockets.server import ServerProtocol
 from unisono.api.error_responses import Formats
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import MalformedRequest
-from unisono.server.delivery import Delivering, Delivery
 from unisono.server.request_head import refusal
+from unisono.server.write_timeout import Delivering, Delivery
 
 if TYPE_CHECKING:
     from starlette.types import Message

@@ -19,7 +19,7 @@ from unisono.bootstrap.observability import share_metrics
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
-from unisono.server.app_switch import AppSwitch
+from unisono.server.config_reload import AppSwitch
 from unisono.server.ipc import Accepted, Serve, Up, first_message, next_message, to_bytes
 from unisono.server.server import GatewayServer, connection_limit, server_config
 from unisono.server.startup_screen import screen_lines

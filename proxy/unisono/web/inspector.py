@@ -21,10 +21,10 @@ from unisono.core.generation import START, Chunk, FinishReason, OutputForm
 from unisono.engine.journal import mended
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import FUNCTIONS_OF
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding, load_encoding
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 from unisono.observe.recording import checked
 from unisono.web.recording_view import recounted
 from unisono.web.segments import Segments

@@ -11,7 +11,7 @@ from tests.api.messages.mounted import SEALER
 from unisono.api.error_responses import failure_of
 from unisono.api.gateway_tools import RunnableTools
 from unisono.api.input_files import quoted_file
-from unisono.api.media_removal import LINE
+from unisono.api.media_replacement import LINE
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tools import SEALED
@@ -32,7 +32,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.tool_approvals import Approval
-from unisono.core.tools import ToolNames, ToolServer
+from unisono.core.tool_host import ToolNames, ToolServer
 from unisono.engine.request import ForcedCalls
 from unisono.errors import UnisonoError
 

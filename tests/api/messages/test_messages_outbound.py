@@ -34,7 +34,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Open
 from unisono.core.generation import FinishReason
 from unisono.core.observer import GenerationFacts
 from unisono.core.server_tool_arguments import read_arguments
-from unisono.core.tools import ToolOutcome
+from unisono.core.tool_host import ToolOutcome
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
 

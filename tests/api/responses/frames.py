@@ -7,12 +7,12 @@ from itertools import count
 from typing import Any
 
 from tests.api.responses.folding import Event, parsed
+from unisono.api.client_toolbox import CLIENT_FORMS, CallForm, Toolbox
 from unisono.api.request_options import to_sampling
 from unisono.api.responses.items import NewId, prefix_of, to_wire
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.tools import CLIENT_FORMS, CallForm, Toolbox
 from unisono.core import events as engine_events
 from unisono.core.conversation import Item
 from unisono.core.state_store import StoredItem, StoredResponse

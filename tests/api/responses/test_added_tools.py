@@ -9,9 +9,9 @@ import pytest
 from tests.api.responses.frames import ids, to_stored
 from tests.api.responses.test_responses_inbound import items_of
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
+from unisono.api.client_toolbox import CallForm
 from unisono.api.responses.items import call
 from unisono.api.tool_search import NOTHING_FOUND
-from unisono.api.tools import CallForm
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage
 from unisono.core.item_records import to_item, to_record
 

@@ -20,7 +20,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Open
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.server_tool_arguments import read_arguments
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import Command, ToolOutcome, ToolServer, ToolTransport
+from unisono.core.tool_host import Command, ToolOutcome, ToolServer, ToolTransport
 from unisono.engine.request import GenerationReport
 
 VIEW = "[3] Paris (https://a.example/paris)\n**viewing lines [0 - 2] of 9**\n\nL0: \nL1: URL: \nL2: Capital."

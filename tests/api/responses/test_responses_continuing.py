@@ -16,10 +16,10 @@ from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import StoredItem
 from unisono.engine.request import GenerationReport
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tool_declarations import plan_tools
 
 TOOLS = [{"type": "function", "name": "f"}, {"type": "custom", "name": "free"}]
 REASONING = "<|channel|>analysis<|message|>hm  hm<|end|><|start|>assistant"

@@ -30,7 +30,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import ToolNames
+from unisono.core.tool_host import ToolNames
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": '{"a":1}'}
 CALLED = AssistantCall("c", "f", '{"a":1}')

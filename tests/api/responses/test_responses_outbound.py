@@ -22,7 +22,7 @@ from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import Status
 from unisono.engine.request import GenerationReport
-from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
 TEXT_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]

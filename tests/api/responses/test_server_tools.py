@@ -20,9 +20,9 @@ from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import Command, HostedTool, ToolServer, ToolTransport
+from unisono.core.tool_host import Command, HostedTool, ToolServer, ToolTransport
 from unisono.engine.request import ApprovalDecision
-from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 from unisono.errors import InvalidRequest, StoreUnreadable, ToolServerNotAllowed, UnisonoError
 
 URL = "https://mcp.example.com/mcp"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 from unisono.api.admin.administration import Administration
-from unisono.api.admin.spending import LAST_DAY, applied_limits, first_day, ledger_lines
+from unisono.api.admin.ledger_totals import LAST_DAY, applied_limits, first_day, ledger_lines
 from unisono.core.access import KeyRecord, shared_account, with_budget
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.quotas import Account, KeyLimits, TokenUsage

@@ -26,8 +26,8 @@ from unisono.api.admin.entry_schema import (
     NewCustomer,
     UpdateCustomer,
 )
+from unisono.api.admin.ledger_totals import account_spend, applied_limits
 from unisono.api.admin.roles import Actor
-from unisono.api.admin.spending import account_spend, applied_limits
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409, READ_404, RouteTable

@@ -45,8 +45,8 @@ from unisono.api.admin.key_schema import (
     UpdateKey,
     team_of,
 )
+from unisono.api.admin.ledger_totals import key_spend
 from unisono.api.admin.roles import Actor
-from unisono.api.admin.spending import key_spend
 from unisono.api.answer_types import Object
 from unisono.api.dependencies import PathId, parsed_body
 from unisono.api.route_table import BODY_404_409, READ_404

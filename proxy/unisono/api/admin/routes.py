@@ -2,7 +2,7 @@
 
 from unisono.api.admin import audit, customers, key_import, keys, models, spend, teams, users
 from unisono.api.admin.administration import ADMIN, Administration
-from unisono.api.admin.backends import BackendHealth
+from unisono.api.admin.deployment_health import BackendHealth
 from unisono.api.admin.model_changes import ModelAdministration
 
 __all__ = [

@@ -43,8 +43,8 @@ from unisono.api.admin.entry_schema import (
     TeamReference,
     UpdateTeam,
 )
+from unisono.api.admin.ledger_totals import spend_by
 from unisono.api.admin.roles import Actor
-from unisono.api.admin.spending import spend_by
 from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.dependencies import parsed_body

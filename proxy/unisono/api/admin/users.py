@@ -35,8 +35,8 @@ from unisono.api.admin.entry_schema import (
 from unisono.api.admin.key_aliases import check_alias
 from unisono.api.admin.key_schema import GenerateKey
 from unisono.api.admin.keys import create_key
+from unisono.api.admin.ledger_totals import key_owners, spend_by
 from unisono.api.admin.roles import MemberRole
-from unisono.api.admin.spending import key_owners, spend_by
 from unisono.api.answer_types import Object
 from unisono.api.dependencies import parsed_body
 from unisono.api.route_table import BODY_404_409, BODY_ERRORS, READ_404

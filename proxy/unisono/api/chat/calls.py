@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from unisono.api.tools import CallForm
+from unisono.api.client_toolbox import CallForm
 from unisono.core.events import Finished, ToolCall
 from unisono.core.generation import FinishReason
 

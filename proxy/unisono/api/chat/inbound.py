@@ -22,6 +22,7 @@ from unisono.api.chat.answer_options import (
     shows_reasoning,
 )
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
+from unisono.api.client_toolbox import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.history_builder import (
@@ -35,7 +36,6 @@ from unisono.api.history_builder import (
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
-from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
 from unisono.core.access import Caller
 from unisono.core.conversation import (

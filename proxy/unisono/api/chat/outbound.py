@@ -21,11 +21,11 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.chat.calls import has_room, to_call, to_finish_reason
+from unisono.api.client_toolbox import CallForm, Toolbox
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.logprobs import to_choice_logprobs, to_entries
 from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
-from unisono.api.tools import CallForm, Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (

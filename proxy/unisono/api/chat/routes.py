@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import OFF_LOOP_BYTES, read_model_request, work_size
-from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
+from unisono.api.chat.answer_schema import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
@@ -23,11 +23,11 @@ from unisono.api.error_responses import REPORTS
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
-from unisono.api.media import MediaSource, media_context, with_file_texts
-from unisono.api.media_removal import MediaRules
+from unisono.api.media_loading import MediaSource, media_context, with_file_texts
+from unisono.api.media_replacement import MediaRules
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
-from unisono.api.passthrough_routes import (
+from unisono.api.passthrough_requests import (
     FindWay,
     either_source,
     passed_through,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Final
 
-from unisono.api.tools import FunctionSpec
+from unisono.api.client_toolbox import FunctionSpec
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 

@@ -22,7 +22,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.core.tools import SEPARATOR, ToolNames
+from unisono.core.tool_host import SEPARATOR, ToolNames
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
 
 # Maximum number of tools, as pairs of a server and a name, for which an edit determines the model's name. Without this

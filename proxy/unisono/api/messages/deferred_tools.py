@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from unisono.api.client_toolbox import NOT_DEFERRED, Toolbox
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.schema import CUSTOM, MessagesInput, MessagesTool
 from unisono.api.tool_search import BY_PATTERN, BY_WORDS, SearchMethod, tool_search
-from unisono.api.tools import NOT_DEFERRED, Toolbox
 from unisono.core.conversation import Conversation, FunctionTool
-from unisono.core.tools import ToolSearch
+from unisono.core.tool_host import ToolSearch
 
 # Types of searches, with their names and methods.
 SEARCHES: Final = (

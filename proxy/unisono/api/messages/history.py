@@ -17,6 +17,8 @@ from typing import Final, Protocol
 from pydantic import ValidationError
 
 from unisono.api.call_ids import to_gateway_id
+from unisono.api.client_toolbox import to_toolbox
+from unisono.api.compaction_summary import pending_calls
 from unisono.api.field_types import MAX_MESSAGES
 from unisono.api.history_builder import History, join, split_markers
 from unisono.api.messages.content_blocks import (
@@ -38,8 +40,6 @@ from unisono.api.messages.content_blocks import (
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
-from unisono.api.summary import pending_calls
-from unisono.api.tools import to_toolbox
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
     SUMMARY_HEADINGS,
@@ -54,7 +54,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.tools import ToolNames
+from unisono.core.tool_host import ToolNames
 from unisono.errors import InvalidRequest
 
 # Prefix of a failed tool result, because Harmony has no field for a failure.

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 
-from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
+from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
+from unisono.api.client_toolbox import Toolbox, to_toolbox
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, builtin_of, server_tools_of
 from unisono.api.history_builder import join
@@ -36,14 +37,13 @@ from unisono.api.messages.server_tools import (
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.response_format import SchemaSpec
-from unisono.api.server_rules import ServerRules
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
-from unisono.api.tools import Toolbox, to_toolbox
+from unisono.api.tool_server_rules import ServerRules
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Item, Preamble
 from unisono.core.frozen import dataclass
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import InvalidRequest, ThreadsUnsupported
 

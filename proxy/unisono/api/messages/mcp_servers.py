@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, SecretStr
 
 from unisono.api.field_types import OpenModel, Text, ToolName
-from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
+from unisono.api.tool_server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.errors import InvalidRequest
 
 TOOLSET: Final = "mcp_toolset"

@@ -10,16 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.answer_headers import backend_header, recoveries_header
+from unisono.api.automatic_compaction import request_to_count, start_answer
 from unisono.api.body import off_loop, read_json, work_size
 from unisono.api.caller_options import with_options
 from unisono.api.collected_answer import CollectedAnswer, collect_run
-from unisono.api.compacting import request_to_count, start_answer
+from unisono.api.compaction_summary import sealed_items
 from unisono.api.disconnects import until_disconnect
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
-from unisono.api.media import MediaSource, media_context
-from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
+from unisono.api.media_loading import MediaSource, media_context
+from unisono.api.messages.answer_schema import Message, MessageEvent, MessageTokens
 from unisono.api.messages.compaction_blocks import first_read_position
 from unisono.api.messages.context_editing import EditedRequest, edited
 from unisono.api.messages.error_format import anthropic_limits
@@ -35,7 +36,6 @@ from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_messag
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source
-from unisono.api.summary import sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.frozen import dataclass

@@ -28,8 +28,8 @@ from unisono.api.field_types import (
     invalid_field,
 )
 from unisono.api.gateway_tools import GatewayOptions
-from unisono.api.media import MediaHistory
-from unisono.api.media_removal import HistoryFields
+from unisono.api.media_loading import MediaHistory
+from unisono.api.media_replacement import HistoryFields
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.messages.context_management_schema import CompactEdit, CompactionOptions, ContextEdits

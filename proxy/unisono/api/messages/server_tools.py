@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from unisono.api.call_ids import MCP_TOOL_PREFIX, SERVER_TOOL_PREFIX, to_messages_id
+from unisono.api.client_toolbox import DeclaredTool, FunctionSpec, Toolbox
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
-from unisono.api.media_removal import LINE
+from unisono.api.media_replacement import LINE
 from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.content_blocks import FILES, ServerResultBlock
 from unisono.api.messages.deferred_tools import is_search, is_searched, server_search
@@ -28,14 +29,13 @@ from unisono.api.tool_choice import (
     to_choice,
 )
 from unisono.api.tool_search import found_text, with_search
-from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import ToolFilter
-from unisono.core.tools import SEARCH_LABEL, ToolServer, found_names
+from unisono.core.tool_host import SEARCH_LABEL, ToolServer, found_names
 from unisono.engine.request import Choice, ForcedCalls, ServerTools
-from unisono.engine.server_tools.call_budget import BAD_ARGUMENTS, NO_CALLS_LEFT
+from unisono.engine.server_tools.call_verdicts import BAD_ARGUMENTS, NO_CALLS_LEFT
 from unisono.errors import UnsupportedValue
 from unisono.schemas import ANTHROPIC
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from unisono.api.tools import CallForm, FunctionSpec
+from unisono.api.client_toolbox import CallForm, FunctionSpec
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.schemas import violation

@@ -13,15 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from unisono.api.automatic_compaction import fitted, preserved_characters, threshold_of
+from unisono.api.client_toolbox import Toolbox
 from unisono.api.collected_answer import CollectedAnswer, collect_run
-from unisono.api.compacting import fitted, preserved_characters, threshold_of
-from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
-from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.response import to_usage
-from unisono.api.responses.prepared_request import Sender, assembled, validate_body
-from unisono.api.responses.prior_state import recall
-from unisono.api.summary import (
+from unisono.api.compaction_summary import (
     Replacement,
     notes_on_summary,
     replacement_of,
@@ -29,7 +24,12 @@ from unisono.api.summary import (
     summary_of,
     summary_request,
 )
-from unisono.api.tools import Toolbox
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.outbound.response import to_usage
+from unisono.api.responses.prepared_request import Sender, assembled, validate_body
+from unisono.api.responses.prior_state import recall
 from unisono.api.unisono_object import to_about
 from unisono.api.unused_fields import MAX_NOTES, without_effect
 from unisono.core.conversation import (

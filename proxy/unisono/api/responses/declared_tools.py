@@ -10,13 +10,21 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
+from unisono.api.client_toolbox import (
+    TOOL_SEARCH,
+    CallForm,
+    CustomSpec,
+    DeclaredTool,
+    FunctionSpec,
+    SearchSpec,
+    described,
+)
 from unisono.api.field_types import OpenModel, Text
 from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.client_tools import FORMS, function_of
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.responses.server_tools.requested_approvals import MAX_NAMES
-from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
 
 ToolSpec: TypeAlias = FunctionSpec | CustomSpec | McpSpec | SearchSpec
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Protocol
 
-from unisono.api.compacting import Window, unknown_window
+from unisono.api.automatic_compaction import Window, unknown_window
+from unisono.api.compaction_summary import ItemSealing
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.passthrough_routes import FindWay
+from unisono.api.passthrough_requests import FindWay
 from unisono.api.responses.items import NewId
-from unisono.api.server_rules import ServerRules
-from unisono.api.summary import ItemSealing
+from unisono.api.tool_server_rules import ServerRules
 from unisono.core.access import Caller
 from unisono.core.conversation import Tokens
 from unisono.core.frozen import dataclass

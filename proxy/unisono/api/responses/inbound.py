@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
+from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
+from unisono.api.client_toolbox import Toolbox, to_toolbox
 from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
 from unisono.api.history_builder import join
@@ -35,13 +36,12 @@ from unisono.api.responses.server_tools.deferred_tools import DeferredTools, def
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
 from unisono.api.tool_choice import to_choice
-from unisono.api.tools import Toolbox, to_toolbox
 from unisono.api.unused_fields import MAX_NOTES, notes_on_unused, refuse_forms
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import ToolNames, ToolServer
+from unisono.core.tool_host import ToolNames, ToolServer
 from unisono.engine.request import (
     AnswerOptions,
     GenerationRequest,

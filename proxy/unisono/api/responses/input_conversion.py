@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from unisono.api.client_toolbox import MAX_NAME
+from unisono.api.compaction_summary import ItemSealing, without_tokens
 from unisono.api.history_builder import History
 from unisono.api.responses.configuration_updates import UNCHANGED, Configuration
 from unisono.api.responses.declared_tools import Searcher
 from unisono.api.responses.input_items import InputClientToolOutput, InputItem
 from unisono.api.responses.server_tools.approval_history import MADE, NOTHING_HOSTED, ServerToolHistory
-from unisono.api.summary import ItemSealing, without_tokens
-from unisono.api.tools import MAX_NAME
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -26,7 +26,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.elicitation import ToolQuestion
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import ToolNames
+from unisono.core.tool_host import ToolNames
 from unisono.errors import InvalidRequest
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")

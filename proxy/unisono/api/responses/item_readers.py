@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 
+from unisono.api.client_toolbox import MAX_NAME, checked_name, in_namespace
+from unisono.api.compaction_summary import pending_calls, replaces_history
 from unisono.api.field_types import shortened
 from unisono.api.gateway_tools import PYTHON
 from unisono.api.history_builder import UNKNOWN_TOOL, join, text_of
@@ -55,8 +57,6 @@ from unisono.api.responses.tool_items import (
     read_search_call,
     read_search_output,
 )
-from unisono.api.summary import pending_calls, replaces_history
-from unisono.api.tools import MAX_NAME, checked_name, in_namespace
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from unisono.api.call_arguments import to_value
+from unisono.api.client_toolbox import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.api.responses.client_tools import FORMS, TOOLS, call_fields, shell_output
-from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,

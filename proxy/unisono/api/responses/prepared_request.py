@@ -14,10 +14,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from unisono.api.automatic_compaction import start_answer
 from unisono.api.body import off_loop
-from unisono.api.compacting import start_answer
+from unisono.api.compaction_summary import ItemSealing, replaces_history, sealed_items
 from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_servers
-from unisono.api.media import MediaSource, media_context
+from unisono.api.media_loading import MediaSource, media_context
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, has_sealed, opener
@@ -30,14 +31,13 @@ from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_con
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
 from unisono.api.responses.server_tools.servers import to_servers
-from unisono.api.server_rules import ServerRules
-from unisono.api.summary import ItemSealing, replaces_history, sealed_items
+from unisono.api.tool_server_rules import ServerRules
 from unisono.core.access import Caller
 from unisono.core.conversation_conflict import ConversationConflict
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status
-from unisono.core.tools import ToolServer
+from unisono.core.tool_host import ToolServer
 from unisono.core.trace_context import identify
 from unisono.engine.request import GenerationService, GenerationStream
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
 
+from unisono.api.compaction_summary import replaces_history
 from unisono.api.field_types import shortened
 from unisono.api.responses.configuration_updates import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.inbound import referenced_ids, references
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
-from unisono.api.summary import replaces_history
 from unisono.core.conversation import Item
 from unisono.core.error_texts import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.frozen import dataclass

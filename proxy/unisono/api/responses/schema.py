@@ -28,8 +28,8 @@ from unisono.api.field_types import (
     refused,
 )
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
-from unisono.api.media import MediaHistory
-from unisono.api.media_removal import HistoryFields
+from unisono.api.media_loading import MediaHistory
+from unisono.api.media_replacement import HistoryFields
 from unisono.api.request_options import SamplingFields, SpelledEffort
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool

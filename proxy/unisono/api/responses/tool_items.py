@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from unisono.api.client_toolbox import TOOL_SEARCH, to_toolbox
 from unisono.api.responses.declared_tools import (
     Searcher,
     declared,
@@ -19,7 +20,6 @@ from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import InputAddedTools, InputItem, InputSearchCall, InputSearchOutput
 from unisono.api.responses.items import served_call
 from unisono.api.tool_search import found_text
-from unisono.api.tools import TOOL_SEARCH, to_toolbox
 from unisono.core.conversation import AddedTools, AssistantCall, FunctionTool, Item, ToolResult
 from unisono.core.state_store import StoredItem
 

@@ -43,7 +43,7 @@ from unisono.engine.interventions.prompt_edit import (
 )
 from unisono.engine.interventions.requirements import Duty, Obligations, OutputRequirements
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Stopped
+from unisono.harmony.gate_protocol import Stopped
 from unisono.harmony.header import Header
 
 

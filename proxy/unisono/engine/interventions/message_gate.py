@@ -23,7 +23,7 @@ from unisono.engine.interventions.policy import (
     fault_of,
 )
 from unisono.engine.interventions.requirements import Duty, OutputRequirements
-from unisono.harmony.gate import OpenPart
+from unisono.harmony.gate_protocol import OpenPart
 from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.recipients import RecipientKind
 

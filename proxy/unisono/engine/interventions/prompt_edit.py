@@ -28,7 +28,7 @@ from unisono.core.generation import (
 )
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Stopped
+from unisono.harmony.gate_protocol import Stopped
 from unisono.harmony.header import COMMENTARY, FINAL, Header
 from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind, read_recipient
 

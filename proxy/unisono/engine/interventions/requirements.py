@@ -17,13 +17,13 @@ from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
-from unisono.core.tools import SEARCH_LABEL, SEPARATOR, HostedTool
+from unisono.core.tool_host import SEARCH_LABEL, SEPARATOR, HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.recipients import FUNCTIONS
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
 

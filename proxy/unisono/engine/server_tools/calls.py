@@ -17,8 +17,8 @@ from unisono.core.elicitation import ToolQuestion
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments, read_arguments
-from unisono.core.tools import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
-from unisono.engine.server_tools.call_budget import (
+from unisono.core.tool_host import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
+from unisono.engine.server_tools.call_verdicts import (
     ASK,
     MAX_CALLS,
     NO_TIME_LEFT,

@@ -12,7 +12,7 @@ from typing import Final
 
 from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import SEARCH_LABEL, HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tool_host import SEARCH_LABEL, HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.request import GenerationReport, ServerTools
 from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound

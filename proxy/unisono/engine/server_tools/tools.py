@@ -21,7 +21,7 @@ from unisono.core.conversation import (
     ToolResult,
 )
 from unisono.core.frozen import dataclass
-from unisono.core.tools import (
+from unisono.core.tool_host import (
     FOUND_ON,
     SEARCH_LABEL,
     SEPARATOR,
@@ -37,7 +37,7 @@ from unisono.engine.journal import NOTED, JournalEntry, parts_of
 from unisono.engine.request import ServerTools
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
-from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.harmony.tool_declarations import ToolSet, plan_tools
 
 LISTED: Final = "listed"  # key of the note that contains the offers
 LEFT_OUT: Final = "tool-left-out"  # rule: some server tools could not be declared

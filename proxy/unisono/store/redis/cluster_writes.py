@@ -15,7 +15,7 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 from unisono.core.frozen import dataclass
 from unisono.errors import StoreUnavailable
 from unisono.store.redis.command_client import Command
-from unisono.store.redis.trouble import NO_NODE
+from unisono.store.redis.redis_errors import NO_NODE
 
 MAX_REDIRECTIONS: Final = 8
 # Answers which mean that the node has not run the command.

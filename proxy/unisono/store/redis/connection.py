@@ -27,9 +27,9 @@ from unisono.store.redis.cluster_writes import (
     node_of,
 )
 from unisono.store.redis.command_client import Command
-from unisono.store.redis.history import WriteHistory, read_history
+from unisono.store.redis.redis_errors import DenialLog, is_failure_of_node, message_of, raise_first
 from unisono.store.redis.script import Script
-from unisono.store.redis.trouble import DenialLog, is_failure_of_node, message_of, raise_first
+from unisono.store.redis.write_history import WriteHistory, read_history
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline

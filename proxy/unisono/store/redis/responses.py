@@ -26,9 +26,9 @@ from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, response_scripts
 from unisono.store.redis.command_client import Command
 from unisono.store.redis.connection import Link
-from unisono.store.redis.history import WriteHistory
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
+from unisono.store.redis.write_history import WriteHistory
 from unisono.store.renewal import MIN_LEFT
 
 # A response with at least this number of items is encoded in a thread, so that it does not block the event loop.

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from unisono.core.frozen import dataclass
+from unisono.core.key_rate_limits import Minute
 from unisono.core.quotas import (
     MILLION,
     SHARE,
@@ -28,7 +29,6 @@ from unisono.core.quotas import (
     combined,
     entries_of,
 )
-from unisono.core.rate_limits import Minute
 from unisono.store.sqlite.connection import Transaction
 
 # Time in seconds for which the ids of settlements are stored, so that a repeated settlement is not counted twice.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
 
-from unisono.api.compacting import start_answer
+from unisono.api.automatic_compaction import start_answer
 from unisono.api.error_responses import failure_of, with_attempts
 from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response

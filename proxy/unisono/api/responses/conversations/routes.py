@@ -21,9 +21,9 @@ from unisono.api.body import off_loop, read_json, work_size
 from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
 from unisono.api.field_types import AtMost, FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
-from unisono.api.media import MediaHistory, MediaSource, file_context
-from unisono.api.media_removal import HistoryFields
-from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
+from unisono.api.media_loading import MediaHistory, MediaSource, file_context
+from unisono.api.media_replacement import HistoryFields
+from unisono.api.responses.answer_schema import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.deps import SealsSource
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion, KnownState, has_sealed, opener

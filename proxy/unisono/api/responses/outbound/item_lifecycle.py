@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from io import StringIO
 
+from unisono.api.client_toolbox import CallForm
 from unisono.api.responses.client_tools import TOOLS
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.serializer import DeltaForm
 from unisono.api.responses.outbound.summary_events import SummaryEvents
-from unisono.api.tools import CallForm
 from unisono.core.conversation import Item
 from unisono.core.events import Closed
 from unisono.core.events import Item as Made

@@ -8,6 +8,7 @@ from dataclasses import replace
 import orjson
 
 from unisono.api.call_arguments import to_value
+from unisono.api.client_toolbox import Toolbox
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
     COMPLETED,
@@ -29,13 +30,12 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ServerItemKind,
 )
 from unisono.api.tool_search import found_on_servers
-from unisono.api.tools import Toolbox
 from unisono.core.conversation import AddedTools, FunctionTool, Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
 from unisono.core.state_store import StoredItem
-from unisono.core.tools import HostedTool, found_names
-from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
+from unisono.core.tool_host import HostedTool, found_names
+from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 
 
 def kind_of(item: Made) -> ServerItemKind:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, assert_never, cast
 
+from unisono.api.client_toolbox import CallForm, Toolbox
 from unisono.api.responses.client_tools import TOOLS, call_fields, started_call
 from unisono.api.responses.declared_tools import tool_echo
 from unisono.api.responses.items import (
@@ -46,7 +47,6 @@ from unisono.api.responses.outbound.mcp_items import (
 )
 from unisono.api.responses.outbound.stored_logprobs import MAX_STORED_LOGPROBS, exceeds_storage
 from unisono.api.responses.schema import LOGPROBS, OUTPUTS, SOURCES, ResponsesRequest
-from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made

@@ -12,7 +12,7 @@ from unisono.api.answer_headers import backend_header, recoveries_header
 from unisono.api.body import read_model_request, work_size
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
-from unisono.api.responses.answers import Compaction
+from unisono.api.responses.answer_schema import Compaction
 from unisono.api.responses.compaction import EFFECTIVE_FIELDS, compacted, to_compaction
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prepared_request import Sender

@@ -16,10 +16,10 @@ from unisono.api.caller_options import GUARDRAILS
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import failure_of
 from unisono.api.json_response import to_whole
-from unisono.api.media import MediaSource, with_file_texts
-from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
+from unisono.api.media_loading import MediaSource, with_file_texts
+from unisono.api.passthrough_requests import check_stateless, passed_through, way_for
 from unisono.api.request_options import to_sampling
-from unisono.api.responses import answers
+from unisono.api.responses import answer_schema
 from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import BackgroundRunner, missing
 from unisono.api.responses.deps import ResponsesDeps
@@ -68,11 +68,11 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
         "POST",
         "/responses",
         MODEL_CALL_ERRORS,
-        answer=answers.Response,
+        answer=answer_schema.Response,
         headers=ANSWER_HEADERS,
         links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
         body=ResponsesRequest,
-        events=answers.ResponseEvent,
+        events=answer_schema.ResponseEvent,
         direct=True,
         parameters=[ONCE],
     )

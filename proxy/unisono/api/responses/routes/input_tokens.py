@@ -9,11 +9,11 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.automatic_compaction import request_to_count
 from unisono.api.body import read_json, work_size
-from unisono.api.compacting import request_to_count
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
-from unisono.api.responses.answers import InputTokens
+from unisono.api.responses.answer_schema import InputTokens
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body

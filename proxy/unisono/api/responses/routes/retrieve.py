@@ -11,7 +11,7 @@ from unisono.api.answer_types import Deleted
 from unisono.api.dependencies import CurrentCaller, PathId, provided
 from unisono.api.field_types import shortened
 from unisono.api.json_response import to_whole
-from unisono.api.responses import answers
+from unisono.api.responses import answer_schema
 from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import missing
 from unisono.api.responses.items import to_listing
@@ -45,7 +45,7 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
 def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
     path = "/responses/{response_id}"
 
-    @table.add("GET", path, READ_404, answer=answers.Response, events=answers.ResponseEvent)
+    @table.add("GET", path, READ_404, answer=answer_schema.Response, events=answer_schema.ResponseEvent)
     async def get_response(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[ResponseQuery, Query()]
     ) -> Response:
@@ -72,13 +72,13 @@ def _stored_table(table: RouteTable, dialect: Dialect) -> RouteTable:
         api.runner.forget(caller.tenant, response.id)
         return Deleted(id=response.id, object="response", deleted=True)
 
-    @table.add("POST", f"{path}/cancel", READ_404_409, answer=answers.Response)
+    @table.add("POST", f"{path}/cancel", READ_404_409, answer=answer_schema.Response)
     async def cancel_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Response:
         """Cancel a background response."""
         response = await found(api, caller.tenant, response_id)
         return to_http_response(await api.runner.cancel(caller.tenant, response.id), dialect)
 
-    @table.add("GET", f"{path}/input_items", READ_404, answer=answers.ItemPage)
+    @table.add("GET", f"{path}/input_items", READ_404, answer=answer_schema.ItemPage)
     async def list_input_items(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[PageQuery, Query()]
     ) -> Response:

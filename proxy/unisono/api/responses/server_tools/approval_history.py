@@ -18,7 +18,7 @@ from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.engine.request import ApprovalDecision
-from unisono.engine.server_tools.call_budget import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 
 # Item type of a call that waits for the user's answer to a question.
 ELICITATION_REQUEST: Final = "mcp_elicitation_request"

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
+from unisono.api.client_toolbox import PLAIN_NAMESPACE, TOOL_SEARCH, Toolbox
 from unisono.api.responses.declared_tools import ResponsesTool, Searcher, notes_on_searches, searcher_of
 from unisono.api.responses.input_items import InputAddedTools, InputItem, InputSearchOutput
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.tool_choice import FUNCTIONS, SERVER, NamedTool, client_tool_name
 from unisono.api.tool_search import BY_WORDS, tool_search, with_search
-from unisono.api.tools import PLAIN_NAMESPACE, TOOL_SEARCH, Toolbox
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool, Item
 from unisono.core.frozen import dataclass
-from unisono.core.tools import ToolSearch, ToolServer
+from unisono.core.tool_host import ToolSearch, ToolServer
 from unisono.engine.request import ServerTools
 
 

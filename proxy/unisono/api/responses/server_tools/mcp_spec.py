@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
+from unisono.api.compaction_summary import ItemSealing
 from unisono.api.field_types import FieldInput, OpenModel, Text, refused
 from unisono.api.responses.server_tools.requested_approvals import (
     ApprovalSpec,
@@ -17,7 +18,6 @@ from unisono.api.responses.server_tools.requested_approvals import (
     to_approval,
     to_filter,
 )
-from unisono.api.summary import ItemSealing
 from unisono.core.conversation import UserMessage
 from unisono.errors import StoreUnreadable
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from unisono.api.client_toolbox import TOOL_SEARCH, Toolbox
 from unisono.api.gateway_tools import builtin_for, missing_setting
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.requested_approvals import combined_approval
-from unisono.api.server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
-from unisono.api.tools import TOOL_SEARCH, Toolbox
-from unisono.core.tools import SEARCH_LABEL, ToolServer
+from unisono.api.tool_server_rules import MAX_SERVERS, RequestedServer, ServerRules
+from unisono.core.tool_host import SEARCH_LABEL, ToolServer
 from unisono.errors import InvalidRequest, UnsupportedValue
 
 # Field that names server tools: by server label, or by type for builtin tools.

@@ -16,12 +16,12 @@ from unisono.config.addresses import check_listener, check_origin
 from unisono.config.authentication_settings import FailedAuthenticationSettings
 from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
 from unisono.config.fidelity_settings import FidelitySettings
-from unisono.config.file_settings import FileSettings
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.guardrail_settings import GuardrailSettings
+from unisono.config.input_file_settings import FileSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import CredentialSettings, ModelEntry
-from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.section_base import Count, Name, Seconds, Section
 from unisono.config.telemetry_settings import (
     AlertSettings,
     OtelSettings,

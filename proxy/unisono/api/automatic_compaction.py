@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from unisono.api.collected_answer import CollectedAnswer, collect
-from unisono.api.summary import (
+from unisono.api.compaction_summary import (
     MAX_PRESERVED_CHARACTERS,
     compacted_items,
     newest_input,

@@ -22,7 +22,7 @@ from unisono.api.disconnects import until_disconnect
 from unisono.api.field_types import OpenModel
 from unisono.api.image_descriptions import ImageDescriber, VisionRequest
 from unisono.api.input_files import ReplacedFile, replaced_files
-from unisono.api.media_removal import (
+from unisono.api.media_replacement import (
     ALL_REPLACED,
     NO_MEDIA_RULES,
     NOTHING_TO_REPLACE,

@@ -1,7 +1,7 @@
 """LiteLLM's keys that have no effect in Unisono, and how each key is treated.
 
-`litellm_keys.yaml` lists these keys by exact name. It does not list the keys that Unisono supports, which are the
-fields of the sections. A key that is neither supported nor listed is an error.
+`ineffective_settings.yaml` lists these keys by exact name. It does not list the keys that Unisono supports, which are
+the fields of the sections. A key that is neither supported nor listed is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyClass(Enum):
 LITELLM = "this LiteLLM setting has no effect in Unisono"
 LATER = "this setting is reserved and has no effect in this version"
 FRAGMENT = "this key has no effect itself; it may only contain YAML anchors"
-KEYS_FILE = Path(__file__).with_name("litellm_keys.yaml")
+KEYS_FILE = Path(__file__).with_name("ineffective_settings.yaml")
 
 # Values of a protective key with which the key does not protect anything.
 NEUTRAL: Final[tuple[object, ...]] = (None, False, "", [], {})

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from unisono.api.passthrough_estimates import estimated_input
-from unisono.api.passthrough_routes import readable_text
+from unisono.api.passthrough_requests import readable_text
 from unisono.api.request_options import request_fields
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Json, Preamble, UserMessage

@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import builtin_sections, namespace_section
-from unisono.harmony.tools import Declaration
+from unisono.harmony.tool_declarations import Declaration
 from unisono.harmony.ts_types import NULL, ArrayType, BlockType, InlineType, ObjectField, Shape, UnionType, spelled
 
 

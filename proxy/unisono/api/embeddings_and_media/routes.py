@@ -12,12 +12,10 @@ from unisono.api.answer_headers import backend_header
 from unisono.api.body import off_loop, read_model_request
 from unisono.api.caller_options import REQUESTED_MODEL, caller_with_options, without_options
 from unisono.api.disconnects import until_disconnect
-from unisono.api.end_user_fields import identify_end_user
-from unisono.api.json_response import to_whole
-from unisono.api.modes.byte_stream import started_bytes
-from unisono.api.modes.form_options import read_options, remaining_parts
-from unisono.api.modes.inbound import ModeModel, requested_model, to_generation_request
-from unisono.api.modes.schema import (
+from unisono.api.embeddings_and_media.byte_stream import started_bytes
+from unisono.api.embeddings_and_media.form_options import read_options, remaining_parts
+from unisono.api.embeddings_and_media.inbound import ModeModel, requested_model, to_generation_request
+from unisono.api.embeddings_and_media.schema import (
     AudioTranscript,
     EmbeddingList,
     EmbeddingsRequest,
@@ -31,8 +29,10 @@ from unisono.api.modes.schema import (
     ScoreRequest,
     SpeechRequest,
 )
-from unisono.api.modes.upload import SpooledUpload, read_upload
-from unisono.api.passthrough_routes import whole
+from unisono.api.embeddings_and_media.upload import SpooledUpload, read_upload
+from unisono.api.end_user_fields import identify_end_user
+from unisono.api.json_response import to_whole
+from unisono.api.passthrough_requests import whole
 from unisono.api.path_aliases import PATH_MODEL
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.core.access import Caller

@@ -13,7 +13,7 @@ from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import harmless
 from unisono.core.server_tool_arguments import ToolArguments, read_arguments
-from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tool_host import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError
 
 T = TypeVar("T")

@@ -28,10 +28,10 @@ from unisono.core.quotas import (
 )
 from unisono.engine.request import GenerationRequest
 from unisono.errors import LimitReached, QuotaExceeded
-from unisono.middleware.choices import ChoiceUsage, answers_without_room, shared_usage
+from unisono.middleware.limit_errors import NEVER_S, no_room
+from unisono.middleware.n_choices_usage import ChoiceUsage, answers_without_room, shared_usage
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.quota import MAX_TOKENS, Metering, QuotaGate, was_admitted
-from unisono.middleware.refusals import NEVER_S, no_room
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Final
 
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.engine.interventions.requirements import Obligations, OutputRequirements
+from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import MAX_CHARACTER_TOKENS, unfinished
 from unisono.harmony.repetition import CHECK_INTERVAL_TOKENS, REASONING_REPEAT_TOKENS, REPEAT_TOKENS, repeats
-from unisono.harmony.router import HarmonyRouter
 
 _UNLIMITED: Final = 1 << 62
 

@@ -22,7 +22,7 @@ from typing import Final
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.server.connection_ends import LingeringTransport
+from unisono.server.lingering_close import LingeringTransport
 
 # Maximum number of unsent bytes that the system buffers for a connection. The default is megabytes, which a backend
 # would generate for a client that may have stopped reading.

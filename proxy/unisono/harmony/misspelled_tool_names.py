@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from unisono.core.tools import MAX_NAME_LENGTH, SEPARATOR
+from unisono.core.tool_host import MAX_NAME_LENGTH, SEPARATOR
 from unisono.errors import well_formed
 
 # Maximum length of a recipient in characters. No offered tool has a longer name; longer words are text that ran into

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.config.mcp_settings import AllowedHostEntry
-from unisono.config.section import Count, Seconds, Section
+from unisono.config.section_base import Count, Seconds, Section
 
 
 class FileSettings(Section):

@@ -14,12 +14,12 @@ from weakref import ref
 from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
+from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
 from unisono.harmony.header import Header
 from unisono.harmony.item_reader import ItemFactory, ItemReader
 from unisono.harmony.repair import Repair
 from unisono.harmony.token_counter import TokenCounter
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tool_declarations import ToolSet
 
 
 class HarmonyRouter:

@@ -38,7 +38,7 @@ from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.middleware.open_requests import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
-from unisono.server.delivery import chunk_writer
+from unisono.server.write_timeout import chunk_writer
 
 READINESS = "/health/readiness"
 # Settings under `unisono:` that a reload cannot change, because they belong to the listener or to the process.

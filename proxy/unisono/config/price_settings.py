@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from unisono.config.section import Section
+from unisono.config.section_base import Section
 
 # At most 1 USD per token, so that the stores can represent sums in micro-USD as integers.
 PerToken = Annotated[float, Field(ge=0, le=1)]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
-from unisono.core.tools import ToolServer, ToolTransport
+from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
 # Maximum number of tool servers in a request. The gateway lists the tools of all servers before generation.

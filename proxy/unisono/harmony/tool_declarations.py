@@ -21,8 +21,8 @@ from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.declaration_limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
+from unisono.harmony.misspelled_tool_names import ILLEGAL, marked_name
 from unisono.harmony.recipients import FUNCTIONS
-from unisono.harmony.tool_names import ILLEGAL, marked_name
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
 from unisono.harmony.ts_types import BlockType, Shape, without_null
 

@@ -17,7 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from unisono.api.body import unread_body
-from unisono.api.modes.form_options import OptionPart, option_field
+from unisono.api.embeddings_and_media.form_options import OptionPart, option_field
 from unisono.core.passthrough_request import Upload
 from unisono.errors import InvalidRequest, StoreUnavailable, UnsupportedMediaType
 

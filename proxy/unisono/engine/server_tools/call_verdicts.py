@@ -10,7 +10,7 @@ from typing import Final
 
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tools import ServerToolCall
+from unisono.core.tool_host import ServerToolCall
 
 # Verdicts, and names of rules (see `core.recovery_rules.RULES`).
 MAKE: Final = "make"
