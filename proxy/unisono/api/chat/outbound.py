@@ -20,7 +20,8 @@ from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.chat.calls import has_room, to_call, to_finish_reason
+from unisono.api.chat.calls import has_room, to_call
+from unisono.api.chat.finish_reason import to_finish_reason
 from unisono.api.client_toolbox import CallForm, Toolbox
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.logprobs import to_choice_logprobs, to_entries
