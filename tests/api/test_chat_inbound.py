@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unisono.api.chat.inbound import declared, to_conversation
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.client_toolbox import CallForm, Toolbox, to_toolbox
-from unisono.api.history_builder import split_markers
+from unisono.api.harmony_in_history import split_markers
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,

@@ -2,105 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Final
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
-
-from unisono.api.body import MAX_RUN, RUN_TOO_LONG, has_piece_of_length
 from unisono.api.call_ids import to_gateway_id
-from unisono.api.field_types import OpenModel, Text, invalid_field, refused, shortened
+from unisono.api.field_types import shortened
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.errors import InvalidRequest
-
-# Content parts of a message: text, refusals, reasoning. Other kinds are refused by name.
-
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
-KINDS = TEXT_PARTS | REASONING_PARTS | {"refusal"}
-# Kinds of parts other than text, with their media type.
-MEDIA_PARTS = {
-    "image_url": "image",
-    "image": "image",
-    "input_image": "image",
-    "input_audio": "audio",
-    "audio": "audio",
-    "audio_url": "audio",
-    "file": "file",
-    "input_file": "file",
-    "container_upload": "file",
-    "document": "file",
-    "video_url": "video",
-    "video": "video",
-    # Part of a message between agents. Only the server that encrypted the part can read it.
-    "encrypted_content": "encrypted content",
-}
-
-
-# Required fields of each kind of part, for the OpenAPI document.
-_FORMS: list[Any] = [
-    {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
-    {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
-]
-
-
-class ContentPart(OpenModel):
-    model_config = ConfigDict(json_schema_extra={"anyOf": _FORMS})
-
-    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
-    text: Text | None = Field(None, validate_default=True)
-    thinking: Text | None = None
-    refusal: Text | None = None
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, value: str) -> str:
-        if value in MEDIA_PARTS:
-            raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
-        if value not in KINDS:
-            raise invalid_field(f"must be {', '.join(sorted(KINDS)[:-1])} or {max(KINDS)}")
-        return value
-
-    @field_validator("text")
-    @classmethod
-    def _check_present(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None and info.data.get("type") in TEXT_PARTS:
-            raise invalid_field("must be a string")
-        return value
-
-
-def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
-    """Return the visible text of a message's content, including refusals.
-
-    Raises InvalidRequest with the field `param` if the text is too long for the tokenizer (see `join`).
-    """
-    texts = []
-    for part in parts:
-        if part.type not in REASONING_PARTS:
-            texts.append((part.refusal if part.type == "refusal" else part.text) or "")
-    return join(texts, param=param)
-
-
-def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
-    """Join the texts that are not empty, with `between` between them.
-
-    Raises InvalidRequest with the field `param` if the result has a run of characters that is too long for the
-    tokenizer. Each text was checked alone, but a run may extend over several texts.
-    """
-    some = [*filter(None, texts)]
-    joined = between.join(some)
-    if len(some) > 1 and has_piece_of_length(joined, MAX_RUN):
-        raise InvalidRequest(RUN_TOO_LONG, param=param)
-    return joined
-
-
-_HEADER = re.compile(
-    r"\s*(?:<\|start\|>assistant)?<\|channel\|>(analysis|commentary|final)\s*(?:<\|constrain\|>\w+\s*)?<\|message\|>"
-)
-_TERMINATOR = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)|\Z")
 
 
 @dataclass(slots=True)
@@ -291,27 +201,3 @@ def _repetition_key(item: Item) -> object:
             return type(item), item.text
         case _:
             return None
-
-
-def split_markers(text: str, visible: Phase) -> list[Item]:
-    """Convert an assistant's text, which may begin with raw Harmony messages, to items.
-
-    A client that once received raw Harmony output as text sends it back as content. The messages at the beginning of
-    such a text are restored. The rest becomes one message of the phase `visible`.
-    """
-    items: list[Item] = []
-    position = 0
-    while header := _HEADER.match(text, position):
-        end = _TERMINATOR.search(text, header.end())
-        assert end is not None
-        body, position = text[header.end() : end.start()], end.end()
-        match header[1]:
-            case "analysis":
-                items += [AssistantReasoning(body)] if body else []
-            case "commentary":
-                items += [AssistantMessage(body, Phase.COMMENTARY)] if body else []
-            case _:
-                rest = body + text[position:]
-                return [*items, AssistantMessage(rest, visible)] if rest else items
-    rest = text[position:]
-    return [*items, AssistantMessage(rest, visible)] if rest else items

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final, TypeGuard
 
+from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import MAX_MESSAGES, MAX_PARTS
-from unisono.api.history_builder import MEDIA_PARTS
 from unisono.api.image_descriptions import ImageDescription
 from unisono.api.input_files import SOURCES, ReplacedFile
 from unisono.core.frozen import dataclass

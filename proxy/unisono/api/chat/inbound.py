@@ -23,16 +23,11 @@ from unisono.api.chat.answer_options import (
 )
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.client_toolbox import CallForm, DeclaredTool, Toolbox, to_toolbox
+from unisono.api.content_parts import REASONING_PARTS, ContentPart, join, text_of
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
-from unisono.api.history_builder import (
-    REASONING_PARTS,
-    ContentPart,
-    History,
-    join,
-    split_markers,
-    text_of,
-)
+from unisono.api.harmony_in_history import split_markers
+from unisono.api.history_builder import History
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice

@@ -26,6 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from unisono.api.client_toolbox import CustomSpec, FunctionSpec, described
+from unisono.api.content_parts import ContentPart
 from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -50,7 +51,6 @@ from unisono.api.field_types import (
 )
 from unisono.api.file_parts import ChatFilePart
 from unisono.api.gateway_tools import GatewayOptions
-from unisono.api.history_builder import ContentPart
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media_loading import MediaHistory
 from unisono.api.request_options import EFFORTS, SamplingFields, SpelledEffort, to_effort

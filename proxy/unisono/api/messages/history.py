@@ -19,8 +19,10 @@ from pydantic import ValidationError
 from unisono.api.call_ids import to_gateway_id
 from unisono.api.client_toolbox import to_toolbox
 from unisono.api.compaction_summary import pending_calls
+from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES
-from unisono.api.history_builder import History, join, split_markers
+from unisono.api.harmony_in_history import split_markers
+from unisono.api.history_builder import History
 from unisono.api.messages.content_blocks import (
     TOOL_REMOVAL,
     ChangedTool,

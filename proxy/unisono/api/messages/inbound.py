@@ -8,9 +8,9 @@ from enum import Enum
 
 from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.client_toolbox import Toolbox, to_toolbox
+from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, builtin_of, server_tools_of
-from unisono.api.history_builder import join
 from unisono.api.messages.compaction_blocks import last_compaction
 from unisono.api.messages.content_blocks import (
     BETWEEN,

@@ -14,9 +14,9 @@ from typing import Final
 
 from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.client_toolbox import Toolbox, to_toolbox
+from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
-from unisono.api.history_builder import join
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.responses.configuration_updates import Configuration

@@ -12,9 +12,10 @@ import orjson
 
 from unisono.api.client_toolbox import MAX_NAME, checked_name, in_namespace
 from unisono.api.compaction_summary import pending_calls, replaces_history
+from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.gateway_tools import PYTHON
-from unisono.api.history_builder import UNKNOWN_TOOL, join, text_of
+from unisono.api.history_builder import UNKNOWN_TOOL
 from unisono.api.responses.client_tools import FORMS, arguments_of
 from unisono.api.responses.configuration_updates import enforceable
 from unisono.api.responses.input_conversion import InputConversion

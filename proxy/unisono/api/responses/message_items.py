@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.api.history_builder import join, split_markers, text_of
+from unisono.api.content_parts import join, text_of
+from unisono.api.harmony_in_history import split_markers
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import InputAgentMessage, InputItem, InputMessage
 from unisono.api.responses.items import SPOKEN
