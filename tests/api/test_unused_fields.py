@@ -11,7 +11,8 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.unused_fields import notes_on_unused, refuse_forms
+from unisono.api.structured_outputs import refuse_forms
+from unisono.api.unused_fields import notes_on_unused
 from unisono.errors import UnsupportedValue
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

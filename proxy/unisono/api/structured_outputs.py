@@ -2,7 +2,7 @@
 
 Like `response_format`, these fields require a form of the final answer, but not of reasoning or tool calls. A backend
 that can enforce the form does so. Otherwise the gateway checks the answer, and generates another answer if the form is
-wrong.
+wrong. The other APIs refuse the fields.
 """
 
 from __future__ import annotations
@@ -186,3 +186,23 @@ _FIELD_KINDS: Final[Mapping[str, str]] = {
     "grammar": "grammar",
     "json_schema": "json",
 }
+
+
+# Fields of Chat Completions that require a form of the answer.
+FORM_FIELDS: Final = frozenset(
+    {
+        *("response_format", "structured_outputs", "guided_json", "guided_choice", "guided_regex", "guided_grammar"),
+        *("regex", "ebnf", "json_schema", "grammar"),
+    }
+)
+
+
+def refuse_forms(request: OpenModel, remedy: str) -> None:
+    """Raise UnsupportedValue if a field of Chat Completions requires a form of the answer.
+
+    A note would not be enough, because the client would parse the answer as if it had the required form.
+    """
+    fields = request.model_extra or {}
+    for name in FORM_FIELDS & fields.keys():
+        if (value := fields[name]) and value != {"type": "text"}:
+            raise UnsupportedValue(f"'{name}' is not supported by this API; {remedy}.", param=name)

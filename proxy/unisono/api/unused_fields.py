@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from unisono.api.field_types import OpenModel
 from unisono.engine.request import ForcedCalls, GenerationRequest
-from unisono.errors import UnsupportedValue
 
 MAX_NOTES = 32
 
@@ -57,28 +56,10 @@ def notes_on_prefill(request: GenerationRequest, *, choice_at: str, form_at: str
 
 # Fields with the history. Their items are converted one by one, which adds notes on unused fields of the items.
 HISTORIES: Final = frozenset({"messages", "input", "system"})
-# Fields of Chat Completions that require a form of the answer.
-FORM_FIELDS: Final = frozenset(
-    {
-        *("response_format", "structured_outputs", "guided_json", "guided_choice", "guided_regex", "guided_grammar"),
-        *("regex", "ebnf", "json_schema", "grammar"),
-    }
-)
 _INDEX: Final = re.compile(r"\.\d+(?=\.|$)")
 # Types of most values, which cannot contain objects. These values are skipped, so that the search of a request with a
 # hundred tools takes a millisecond.
 _PLAIN: Final = frozenset({NoneType, str, int, float, bool})
-
-
-def refuse_forms(request: OpenModel, remedy: str) -> None:
-    """Raise UnsupportedValue if a field of Chat Completions requires a form of the answer.
-
-    A note would not be enough, because the client would parse the answer as if it had the required form.
-    """
-    fields = request.model_extra or {}
-    for name in FORM_FIELDS & fields.keys():
-        if (value := fields[name]) and value != {"type": "text"}:
-            raise UnsupportedValue(f"'{name}' is not supported by this API; {remedy}.", param=name)
 
 
 def notes_on_unused(request: OpenModel, skipped: Set[str] = HISTORIES) -> Iterator[str]:

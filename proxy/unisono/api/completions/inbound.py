@@ -13,7 +13,8 @@ from typing import Final
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
-from unisono.api.unused_fields import MAX_NOTES, notes_on_unused, refuse_forms
+from unisono.api.structured_outputs import refuse_forms
+from unisono.api.unused_fields import MAX_NOTES, notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.frozen import dataclass

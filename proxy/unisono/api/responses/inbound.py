@@ -35,8 +35,9 @@ from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, Serv
 from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
+from unisono.api.structured_outputs import refuse_forms
 from unisono.api.tool_choice import to_choice
-from unisono.api.unused_fields import MAX_NOTES, notes_on_unused, refuse_forms
+from unisono.api.unused_fields import MAX_NOTES, notes_on_unused
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
 from unisono.core.frozen import dataclass
