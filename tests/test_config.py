@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from unisono.config import Config, Loaded, McpServerSettings, ModelEntry, ModelRegistry, data_folder, load, parse
-from unisono.config.root_config import AliasTarget
+from unisono.config.router_settings import AliasTarget
 from unisono.core.generation import Timeouts
 from unisono.errors import ConfigError, InvalidRequest, UnknownModel
 

@@ -22,7 +22,8 @@ from unisono.config.general_settings import GeneralSettings
 from unisono.config.ineffective_settings import PROTECTIVE_IF_FALSE, KeyClass, keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
-from unisono.config.root_config import LitellmSettings, RouterSettings
+from unisono.config.root_config import LitellmSettings
+from unisono.config.router_settings import RouterSettings
 from unisono.core.passthrough_request import AnswerMode, ModelMode
 from unisono.errors import ConfigError
 from unisono.observe.redaction import secrets_of

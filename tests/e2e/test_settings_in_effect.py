@@ -14,7 +14,8 @@ from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm, VllmScript
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
-from unisono.config.root_config import LitellmSettings, RouterSettings
+from unisono.config.root_config import LitellmSettings
+from unisono.config.router_settings import RouterSettings
 from unisono.harmony.encoding import load_encoding
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hi.<|return|>")

@@ -16,7 +16,8 @@ from unisono.config.general_settings import GeneralSettings
 from unisono.config.ineffective_settings import keys_of
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, ModelInfo
-from unisono.config.root_config import LitellmSettings, RouterSettings
+from unisono.config.root_config import LitellmSettings
+from unisono.config.router_settings import RouterSettings
 
 UNCLASSIFIED = "classify these keys in ineffective_settings.yaml"
 PACKAGE = Path(litellm.__file__).parent

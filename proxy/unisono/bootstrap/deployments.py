@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.bootstrap.waking import wake_rules
 from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry, ModelRegistry, RouterSettings
-from unisono.config.root_config import HedgeSettings
+from unisono.config.router_settings import HedgeSettings
 from unisono.core.install_commands import install_command
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError, ConfigErrors

@@ -12,14 +12,9 @@ from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
 from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, ModelEntry, ModelInfo, ModelSettings
-from unisono.config.root_config import (
-    Config,
-    GatewaySettings,
-    HookSettings,
-    LitellmSettings,
-    RouterSettings,
-    StoreSettings,
-)
+from unisono.config.root_config import Config, GatewaySettings, HookSettings, LitellmSettings
+from unisono.config.router_settings import RouterSettings
+from unisono.config.store_settings import StoreSettings
 from unisono.config.telemetry_settings import AlertSettings, RequestFileSettings, RequestRecordSettings, TraceSettings
 
 __all__ = [

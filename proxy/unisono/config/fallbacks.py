@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from unisono.config.root_config import Config, FallbackList, Fallbacks
+from unisono.config.root_config import Config
+from unisono.config.router_settings import FallbackList, Fallbacks
 from unisono.core.fallback_models import FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import ModelMode

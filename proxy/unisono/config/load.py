@@ -33,7 +33,8 @@ from unisono.config.ineffective_settings import (
 )
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
-from unisono.config.root_config import Config, StoreSettings
+from unisono.config.root_config import Config
+from unisono.config.store_settings import StoreSettings
 from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
 from unisono.core.close_matches import close_matches

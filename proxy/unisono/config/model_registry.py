@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 
 from unisono.config.fallbacks import fallback_models
 from unisono.config.model_settings import ModelEntry, ModelSettings
-from unisono.config.root_config import AliasTarget, Config
+from unisono.config.root_config import Config
+from unisono.config.router_settings import AliasTarget
 from unisono.core.fallback_models import NO_FALLBACK_MODELS, FallbackModels
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import AnswerMode, ModelMode

@@ -14,14 +14,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretSt
 
 from unisono.config.addresses import check_listener, check_origin
 from unisono.config.authentication_settings import FailedAuthenticationSettings
-from unisono.config.budget_settings import Duration, Money, ProviderBudget, ZoneName, to_zone
+from unisono.config.budget_settings import Duration, Money, ZoneName, to_zone
 from unisono.config.fidelity_settings import FidelitySettings
 from unisono.config.general_settings import GeneralSettings
 from unisono.config.guardrail_settings import GuardrailSettings
 from unisono.config.input_file_settings import FileSettings
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.model_settings import CredentialSettings, ModelEntry
+from unisono.config.router_settings import Fallbacks, HedgeSettings, RouterSettings
 from unisono.config.section_base import Count, Name, Seconds, Section
+from unisono.config.store_settings import StoreSettings
 from unisono.config.telemetry_settings import (
     AlertSettings,
     OtelSettings,
@@ -73,26 +75,6 @@ def _to_hook(value: Any) -> Any:
 HookEntry: TypeAlias = Annotated[HookSettings, BeforeValidator(_to_hook)]
 
 
-FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
-"""Fallback models in LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
-The key `*` means every model that has no list of its own."""
-
-# The names are LiteLLM's names, except for `prefix-aware` and `quality-aware`.
-STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle", "quality-aware")
-
-
-class Fallbacks(Section):
-    """Fallback models."""
-
-    fallbacks: FallbackList | None = None
-    """Models to use when the backends of the requested model have failed or have no free slot.
-    The form is `[{model: [fallback, ...]}]`. The key `*` means every model that has no list of its own."""
-    default_fallbacks: tuple[Name, ...] | None = None
-    """Fallback models for every model that `fallbacks` does not list."""
-    context_window_fallbacks: FallbackList | None = None
-    """Models to use when a prompt is too long for the requested model, as in `fallbacks`."""
-
-
 class LitellmSettings(Fallbacks):
     """Defaults that LiteLLM has in this section. Keys in `router_settings` take precedence."""
 
@@ -124,86 +106,6 @@ class LitellmSettings(Fallbacks):
         return to_zone(self.timezone)
 
 
-class AliasTarget(Section):
-    """Alias with options, as in LiteLLM."""
-
-    model: Name
-    """Name of the model in `model_list`."""
-    hidden: bool = False
-    """True omits the alias from `GET /v1/models`."""
-
-
-class RouterSettings(Fallbacks):
-    """Choice of backends, retries and fallback models."""
-
-    routing_strategy: Literal["prefix-aware", "least-busy", "simple-shuffle", "quality-aware"] = "prefix-aware"
-    """How to choose among the backends of a model.
-    `prefix-aware` prefers backends that have cached the prompt and have the least work to do. `least-busy` prefers
-    the backend with the fewest requests. `simple-shuffle` alternates by weight. `quality-aware` is like
-    `prefix-aware`, but lowers the weight of backends whose answers are faulty more often than those of the others."""
-    num_retries: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of further attempts after a failure, each on another backend.
-    By default `litellm_settings.num_retries`, else 2."""
-    enable_tag_filtering: bool = False
-    """True restricts a request with tags to backends that have the tags.
-    A request has its tags in `tags` or `metadata.tags`, and an entry in `litellm_params.tags`."""
-    tag_filtering_match_any: bool = True
-    """True if a backend needs only one of the request's tags, false if it needs all of them."""
-    allowed_fails: Annotated[int, Field(ge=0)] = 3
-    """Number of consecutive failures of the same kind that are tolerated.
-    The next failure opens the circuit breaker of the backend."""
-    provider_budget_config: dict[Name, ProviderBudget] = Field(default_factory=dict)
-    """Budgets by provider: the first part of `litellm_params.model`, such as `openai` or `vllm`.
-    When a budget is spent, requests use deployments of the model at other providers. If the model has no such
-    deployment, its requests get 429."""
-    cooldown_time: Annotated[float, Field(ge=0)] = 30.0
-    """Time without requests for a backend whose circuit breaker has opened, in seconds.
-    It doubles with every further failure, up to five minutes."""
-    timeout: Seconds | None = None
-    """Default for `timeout` of every model, in seconds."""
-    stream_timeout: Seconds | None = None
-    """Default for `stream_timeout` of every model, in seconds."""
-    model_group_alias: dict[Name, Name | AliasTarget] = Field(default_factory=dict)
-    """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`.
-    A `*` in such a name is not a wildcard."""
-
-
-def _check_store_url(url: SecretStr) -> SecretStr:
-    # Reject an empty address: with the default, a local file, replicas would silently not share their state.
-    if not url.get_secret_value().strip():
-        raise ValueError("must not be empty; set an address, or remove the key to use a SQLite file")
-    return url
-
-
-class StoreSettings(Section):
-    """Storage of state that outlives a request: responses, conversations, keys and usage."""
-
-    url: Annotated[SecretStr, AfterValidator(_check_store_url)] | None = None
-    """Address of the store: `sqlite:///path`, `memory://`, or `redis://` and its variants.
-    By default a SQLite file in the user's data folder. Several gateways with the same state need a shared Redis. The
-    address is treated as secret, because it may contain a password."""
-    ttl_s: Seconds = 30 * 86400.0
-    """Time for which responses and conversations are kept after their last change, in seconds.
-    A new response restarts this time for the responses that it continues, and for their conversation. It does so only
-    if less than nine tenths of the time are left."""
-    log_ttl_s: Seconds = 600.0
-    """Time for which the events of a finished response can be streamed again, in seconds."""
-    deadline_s: Seconds = 0.25
-    """Time limit for one operation of a shared store, in seconds.
-    Raise it if the network to the store is slow."""
-    replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of Redis replicas that must acknowledge a write.
-    By default one if the primary has a connected replica, or had one within the last 30 seconds. Otherwise none."""
-    lease_s: Seconds = 10.0
-    """Duration of a lease, in seconds.
-    If a process does not renew the lease of a background response for this time, another process takes over."""
-    spool_dir: Name | None = None
-    """Folder for usage records that could not be written to the store yet.
-    By default `spool` next to the SQLite file, or in the user's data folder. `memory://` has no such folder."""
-    spool_max_bytes: Count = 64 * 1024 * 1024
-    """Maximum size of the usage records of one process in `spool_dir`, in bytes."""
-
-
 # Minimum number of characters of the salt. Someone who can read the store could guess a shorter salt.
 MIN_SALT_LENGTH = 16
 
@@ -214,14 +116,6 @@ def _check_salt(salt: SecretStr) -> SecretStr:
             f"must have at least {MIN_SALT_LENGTH} characters; use a longer salt, or remove the key to generate one"
         )
     return salt
-
-
-class HedgeSettings(Section):
-    """Second request to another backend if the first backend sends no token for some time."""
-
-    after: Literal["p95"] | Seconds = "p95"
-    """Time without a token after which the request is also sent to a second backend, in seconds.
-    `p95` is the 95th percentile of the times to the first token in the backend's recent answers."""
 
 
 class GatewaySettings(Section):
