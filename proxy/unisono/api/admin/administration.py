@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from datetime import UTC, tzinfo
 from secrets import token_hex
@@ -37,6 +38,7 @@ ADMIN = RouteTable("admin", prefixes=("",))
 MAX_TRIES: Final = 20
 
 Item = TypeVar("Item")
+Stored = TypeVar("Stored")
 Viewed = KeyRecord | DirectoryEntry
 
 
@@ -147,22 +149,20 @@ class Administration:
 
         Raises `NotFound` if there is no such key, and `StoreConflict` after `MAX_TRIES` attempts.
         """
+
+        async def attempt() -> KeyRecord:
+            was = await self.store.key(key)
+            if was is None:
+                raise no_such("key", key)
+            now = change(was)
+            # A write without a change would only cause conflicts with concurrent changes.
+            if now == was:
+                return was
+            now = replace(now, updated_at=self.clock())
+            return await self.store.put_key(now, self.audit_of(actor, action, was, now))
+
         async with self.lock("key", key):
-            for tried in range(MAX_TRIES):
-                was = await self.store.key(key)
-                if was is None:
-                    raise no_such("key", key)
-                now = change(was)
-                # A write without a change would only cause conflicts with concurrent changes.
-                if now == was:
-                    return was
-                now = replace(now, updated_at=self.clock())
-                try:
-                    return await self.store.put_key(now, self.audit_of(actor, action, was, now))
-                except StoreConflict:
-                    if tried == MAX_TRIES - 1:
-                        raise
-        raise AssertionError("unreachable")
+            return await until_stored(attempt)
 
     async def claim(self, name: str, digest: str, candidate: str) -> str:
         """Bind a name to the digest of a request body, and return the id of the object to create.
@@ -188,6 +188,17 @@ class Administration:
             return await self.claim(creation_name(actor, kind, once), body_digest(actor, body), candidate)
         except KeyReused:
             raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
+
+
+async def until_stored(attempt: Callable[[], Awaitable[Stored]]) -> Stored:
+    """Call `attempt`, which reads and changes an object, until no other process changes the object meanwhile.
+
+    Raises `StoreConflict` if the last of `MAX_TRIES` attempts raises it.
+    """
+    for _ in range(MAX_TRIES - 1):
+        with suppress(StoreConflict):
+            return await attempt()
+    return await attempt()
 
 
 def creation_name(actor: Actor, kind: str, once: str) -> str:

@@ -6,17 +6,16 @@ of this end user is not counted.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey, page_of
 from unisono.api.admin.directory import (
-    change_entry,
     create_entry,
-    delete_entry,
+    delete_entries,
     find_entry,
+    set_blocked,
     update_entry,
 )
 from unisono.api.admin.entry_schema import (
@@ -105,12 +104,8 @@ async def delete_customers(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
 ) -> DeletedCustomers:
     """Delete end users. Requests that name them are then not limited any more."""
-    ids = dict.fromkeys(body.user_ids)
-    entries = [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]
-    for entry in entries:
-        await delete_entry(admin, actor, entry)
-    message = f"Successfully deleted customers with ids: {list(ids)}"
-    return DeletedCustomers(deleted_customers=len(entries), message=message)
+    ids = await delete_entries(admin, actor, EntryKind.CUSTOMER, body.user_ids, "user_ids")
+    return DeletedCustomers(deleted_customers=len(ids), message=f"Successfully deleted customers with ids: {ids}")
 
 
 @CUSTOMERS.add("POST", "/block", BODY_404_409, body=CustomerReferences)
@@ -132,7 +127,7 @@ async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEnt
             return await admin.store.put_entry(new, audit)
         except StoreConflict:  # another request has created it
             entry = await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids")
-    return await change_entry(admin, actor, entry, "blocked", lambda was: replace(was, is_blocked=True))
+    return await set_blocked(admin, actor, entry, is_blocked=True)
 
 
 @CUSTOMERS.add("POST", "/unblock", BODY_404_409, body=CustomerReferences)
@@ -142,7 +137,7 @@ async def unblock_customers(
     """Unblock end users: requests that name them are accepted again."""
     ids = dict.fromkeys(body.user_ids)
     for entry in [await find_entry(admin, actor, EntryKind.CUSTOMER, id, "user_ids") for id in ids]:
-        await change_entry(admin, actor, entry, "unblocked", lambda was: replace(was, is_blocked=False))
+        await set_blocked(admin, actor, entry, is_blocked=False)
     every = await admin.store.directory(EntryKind.CUSTOMER)
     return StillBlocked(blocked_users=[entry.id for entry in every if entry.is_blocked])
 

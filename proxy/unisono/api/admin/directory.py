@@ -7,14 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from unisono.api.admin.administration import (
-    MAX_TRIES,
-    Administration,
-    body_digest,
-    creation_name,
-    no_such,
-    page_of,
-)
+from unisono.api.admin.administration import Administration, no_such, page_of, until_stored
 from unisono.api.admin.carried_spend import carry_spend
 from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember
 from unisono.api.admin.fields import AdminBody
@@ -31,7 +24,7 @@ from unisono.api.admin.user_emails import (
 )
 from unisono.core.access import KeyRecord
 from unisono.core.directory import DirectoryEntry, EntryKind
-from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnisonoError
+from unisono.errors import InvalidRequest, NotAllowed, StoreConflict, UnisonoError
 
 # Default number of entries on a page.
 PAGE_SIZE = 25
@@ -66,13 +59,8 @@ async def create_entry(
     address, and `NotFound` for an unknown budget.
     """
     field = ID_FIELDS[kind]
-    id = getattr(body, field) or str(uuid4())
-    if once:
-        digest = body_digest(actor, body.model_dump(mode="json", include=set(body.model_fields_set)))
-        try:
-            id = await admin.claim(creation_name(actor, kind, once), digest, id)
-        except KeyReused:
-            raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
+    sent = body.model_dump(mode="json", include=set(body.model_fields_set))
+    id = await admin.created_id(actor, kind, sent, once, getattr(body, field) or str(uuid4()))
     if isinstance(body, EntrySettings) and body.budget_id:
         await find_entry(admin, actor, EntryKind.BUDGET, body.budget_id)
     new = admin.new_entry(actor, kind, id, members=members or {})
@@ -121,21 +109,27 @@ async def change_entry(
 
     Raises `NotFound` if there is no such entry, and `StoreConflict` after `MAX_TRIES` attempts.
     """
+
+    async def attempt() -> DirectoryEntry:
+        was = await admin.entry(entry.kind, entry.id)
+        if was is None:
+            raise no_such(entry.kind, entry.id, ID_FIELDS[entry.kind])
+        now = change(was)
+        if now == was:
+            return was
+        now = replace(now, updated_at=admin.clock())
+        return await admin.store.put_entry(now, admin.audit_of(actor, action, was, now))
+
     async with admin.lock(entry.kind, entry.id):
-        for tried in range(MAX_TRIES):
-            was = await admin.entry(entry.kind, entry.id)
-            if was is None:
-                raise no_such(entry.kind, entry.id, ID_FIELDS[entry.kind])
-            now = change(was)
-            if now == was:
-                return was
-            now = replace(now, updated_at=admin.clock())
-            try:
-                return await admin.store.put_entry(now, admin.audit_of(actor, action, was, now))
-            except StoreConflict:
-                if tried == MAX_TRIES - 1:
-                    raise
-    raise AssertionError("unreachable")
+        return await until_stored(attempt)
+
+
+async def set_blocked(
+    admin: Administration, actor: Actor, entry: DirectoryEntry, *, is_blocked: bool
+) -> DirectoryEntry:
+    """Block or unblock a team or an end user."""
+    action = "blocked" if is_blocked else "unblocked"
+    return await change_entry(admin, actor, entry, action, lambda was: replace(was, is_blocked=is_blocked))
 
 
 async def update_entry(
@@ -183,6 +177,16 @@ async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
         raise InvalidRequest(
             f"'id': the {kind_name} '{id[:64]}' uses this budget; change the {kind_name} first.", param="id"
         )
+
+
+async def delete_entries(
+    admin: Administration, actor: Actor, kind: EntryKind, ids: Iterable[str], param: str
+) -> list[str]:
+    """Delete entries and return their ids, without duplicates. Raises `NotFound` before the first deletion."""
+    entries = [await find_entry(admin, actor, kind, id, param) for id in dict.fromkeys(ids)]
+    for entry in entries:
+        await delete_entry(admin, actor, entry)
+    return [entry.id for entry in entries]
 
 
 async def delete_entry(admin: Administration, actor: Actor, entry: DirectoryEntry) -> None:

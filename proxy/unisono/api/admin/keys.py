@@ -53,7 +53,7 @@ from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import EntryKind
-from unisono.errors import InvalidRequest, KeyReused, NotAllowed, StoreConflict, UnisonoError, UnsupportedValue
+from unisono.errors import InvalidRequest, NotAllowed, StoreConflict, UnisonoError, UnsupportedValue
 
 
 async def create_key(admin: Administration, actor: Actor, body: GenerateKey, once: str = "") -> dict[str, Json]:
@@ -67,16 +67,11 @@ async def create_key(admin: Administration, actor: Actor, body: GenerateKey, onc
     check_new_key(actor, is_raw=bool(body.raw))
     tenant, user = await _owner(admin, actor, body)
     fields = {name: getattr(body, name) for name in sorted(body.model_fields_set)}
-    digest = body_digest(actor, body.model_dump(mode="json", include=set(fields)))
+    sent = body.model_dump(mode="json", include=set(fields))
     name = creation_name(actor, "key", once) if once else ""
-    key_id = new_key_id()
-    if once:
-        try:
-            key_id = await admin.claim(name, digest, key_id)
-        except KeyReused:
-            raise KeyReused("This Idempotency-Key was already used with a different body; use a new one.") from None
+    key_id = await admin.created_id(actor, "key", sent, once, new_key_id())
     if body.key_alias:
-        key_id = await claim_alias(admin, body.key_alias, digest, key_id, is_fixed=bool(once))
+        key_id = await claim_alias(admin, body.key_alias, body_digest(actor, sent), key_id, is_fixed=bool(once))
     mint = await admin.mint()
     plaintext = mint.derived(f"{key_id} {once or body.key_alias}") if once or body.key_alias else ""
     taken: UnisonoError = alias_taken(body.key_alias or "")

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import orjson
 
-from unisono.api.admin.administration import MAX_TRIES, Administration
+from unisono.api.admin.administration import Administration, until_stored
 from unisono.api.admin.fields import iso
 from unisono.api.admin.roles import Actor
 from unisono.core.conversation import Json
@@ -90,8 +90,9 @@ async def change_model(
     Raises `NotFound` if there is no such deployment, and `StoreConflict` after `MAX_TRIES` attempts. Raises
     `InvalidRequest` for invalid settings and for a deployment of the configuration file.
     """
-    was = await _stored(admin, models, id, "changed")
-    for tried in range(MAX_TRIES):
+
+    async def attempt() -> DirectoryEntry:
+        was = await _stored(admin, models, id, "changed")
         old = await models.opened(was)
         # The name of the deployment is not encrypted.
         settings = merged({"model_name": was.alias} if old is None else old, sent)
@@ -107,16 +108,11 @@ async def change_model(
             was, alias=settings["model_name"], metadata=await models.seal(id, settings), updated_at=admin.clock()
         )
         views = (_audited(models, id, each) for each in (old or {}, settings))
-        try:
-            now = await admin.store.put_entry(now, admin.audit(actor, "updated", EntryKind.MODEL, id, *views))
-        except StoreConflict:
-            if tried == MAX_TRIES - 1:
-                raise
-            was = await _stored(admin, models, id, "changed")
-            continue
+        now = await admin.store.put_entry(now, admin.audit(actor, "updated", EntryKind.MODEL, id, *views))
         await models.applied(id, now)
         return now
-    raise AssertionError("unreachable")
+
+    return await until_stored(attempt)
 
 
 async def delete_model(admin: Administration, models: ModelAdministration, actor: Actor, id: str) -> None:
@@ -137,28 +133,25 @@ async def set_drained(
 
     Raises `NotFound` if there is no such deployment, and `StoreConflict` after `MAX_TRIES` attempts.
     """
-    for tried in range(MAX_TRIES):
+
+    async def attempt() -> None:
         was = await admin.entry(EntryKind.MODEL, id)
         if was is None and id not in models.file_names():
             raise _no_such(id)
         if (was is not None and was.is_blocked) == is_drained:
-            break
+            return
         views: tuple[dict[str, Json], ...] = ({"drained": not is_drained}, {"drained": is_drained})
         audit = admin.audit(actor, "drained" if is_drained else "resumed", EntryKind.MODEL, id, *views)
         now: DirectoryEntry | None = None
-        try:
-            if was is not None and not is_drained and not was.metadata:
-                await admin.store.delete_entry(was, audit)
-            else:
-                new = was or DirectoryEntry(EntryKind.MODEL, id, admin.clock(), created_by=actor.id)
-                new = replace(new, is_blocked=is_drained, updated_at=admin.clock())
-                now = await admin.store.put_entry(new, audit)
-        except StoreConflict:
-            if tried == MAX_TRIES - 1:
-                raise
-            continue
+        if was is not None and not is_drained and not was.metadata:
+            await admin.store.delete_entry(was, audit)
+        else:
+            new = was or DirectoryEntry(EntryKind.MODEL, id, admin.clock(), created_by=actor.id)
+            new = replace(new, is_blocked=is_drained, updated_at=admin.clock())
+            now = await admin.store.put_entry(new, audit)
         await models.applied(id, now)
-        break
+
+    await until_stored(attempt)
 
 
 def merged(old: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:

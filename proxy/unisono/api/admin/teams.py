@@ -5,7 +5,6 @@ A team is the tenant of its keys: they share stored state and the limits of the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
@@ -20,13 +19,13 @@ from unisono.api.admin.administration import (
     page_of,
 )
 from unisono.api.admin.directory import (
-    change_entry,
     change_members,
     create_entry,
-    delete_entry,
+    delete_entries,
     ensure_users,
     find_entry,
     page_answer,
+    set_blocked,
     update_entry,
 )
 from unisono.api.admin.entry_schema import (
@@ -128,17 +127,12 @@ async def delete_teams(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteTeams, parsed_body(DeleteTeams)]
 ) -> DeletedTeams:
     """Delete teams and revoke their keys permanently."""
-    teams = [await find_entry(admin, actor, EntryKind.TEAM, id, "team_ids") for id in dict.fromkeys(body.team_ids)]
-    for team in teams:
-        await delete_entry(admin, actor, team)
-    return DeletedTeams(deleted_teams=[team.id for team in teams])
+    return DeletedTeams(deleted_teams=await delete_entries(admin, actor, EntryKind.TEAM, body.team_ids, "team_ids"))
 
 
 async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bool) -> Object:
     team = await find_entry(admin, actor, EntryKind.TEAM, id)
-    action = "blocked" if is_blocked else "unblocked"
-    team = await change_entry(admin, actor, team, action, lambda was: replace(was, is_blocked=is_blocked))
-    return admin.view(team)
+    return admin.view(await set_blocked(admin, actor, team, is_blocked=is_blocked))
 
 
 @ADMIN.add("POST", "/team/block", BODY_404_409, answer=TeamObject, body=TeamReference)

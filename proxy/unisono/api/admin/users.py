@@ -11,6 +11,7 @@ from unisono.api.admin.directory import (
     change_members,
     check_unused,
     create_entry,
+    delete_entries,
     delete_entry,
     find_entry,
     page_answer,
@@ -124,10 +125,7 @@ async def delete_users(
     admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteUsers, parsed_body(DeleteUsers)]
 ) -> int:
     """Delete users, revoke their keys permanently, and return the number of deleted users."""
-    users = [await find_entry(admin, actor, EntryKind.USER, id, "user_ids") for id in dict.fromkeys(body.user_ids)]
-    for user in users:
-        await delete_entry(admin, actor, user)
-    return len(users)
+    return len(await delete_entries(admin, actor, EntryKind.USER, body.user_ids, "user_ids"))
 
 
 @ADMIN.add("POST", "/budget/new", BODY_404_409, answer=BudgetObject, body=NewBudget)
