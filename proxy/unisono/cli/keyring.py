@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
 from unisono.api.admin.carried_spend import carry_spend
 from unisono.api.admin.keys import revoke_key
-from unisono.api.admin.litellm_key_rows import ImportedKey
+from unisono.api.admin.litellm_key_rows import ImportedKey, import_keys, read_export
 from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.store import store_address
@@ -62,80 +62,73 @@ class OpenedKeyring:
 # -- commands
 
 
-def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
-    config = configured(config_path).config
-    if config.general_settings.master_key is None:
-        raise click.ClickException("general_settings.master_key: not set, so the gateway requires no key; set it first")
+class LocalKeys:
+    """Commands on keys in the store of a configuration."""
 
-    async def made(opened: OpenedKeyring) -> Issued:
-        admin, now = opened.admin, time.time()
-        new = issued(await admin.mint(), now, tenant=tenant)
-        record = replace(changed(new.record, options), created_by=OPERATOR.id)
-        audit = admin.audit_of(OPERATOR, "created", None, record)
-        return replace(new, record=await opened.store.put_key(record, audit))
+    def __init__(self, config_path: Path) -> None:
+        self._config = configured(config_path).config
 
-    _warn_of_unknown_names(config, options)
-    _print_new_key(run_on_store(config, made), as_json=as_json)
+    def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        if self._config.general_settings.master_key is None:
+            raise click.ClickException(
+                "general_settings.master_key: not set, so the gateway requires no key; set it first"
+            )
 
+        async def made(opened: OpenedKeyring) -> Issued:
+            admin, now = opened.admin, time.time()
+            new = issued(await admin.mint(), now, tenant=tenant)
+            record = replace(changed(new.record, options), created_by=OPERATOR.id)
+            audit = admin.audit_of(OPERATOR, "created", None, record)
+            return replace(new, record=await opened.store.put_key(record, audit))
 
-def show(config_path: Path, *, as_json: bool) -> None:
-    records = run_on_store(configured(config_path).config, lambda opened: opened.store.keys())
-    now = time.time()
-    if as_json:
-        click.echo(json.dumps([to_json(record, now) for record in records], ensure_ascii=False, indent=2))
-        return
-    if not records:
-        click.echo("There are no keys.", err=True)
-        return
-    print_table([_row(record, now) for record in records])
+        _warn_of_unknown_names(self._config, options)
+        _print_issued(run_on_store(self._config, made), as_json=as_json)
 
+    def show(self, *, as_json: bool) -> None:
+        records = run_on_store(self._config, lambda opened: opened.store.keys())
+        documents = [to_json(record, time.time()) for record in records]
+        print_keys(documents, map(_row, documents), as_json=as_json)
 
-def update(config_path: Path, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
-    async def change(opened: OpenedKeyring) -> KeyRecord:
-        record = await _find(opened, key_id)
-        await carry_spend(opened.admin, record, changed(record, options))
-        return await _change(opened, key_id, "updated", lambda record: changed(record, options))
+    def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+        async def change(opened: OpenedKeyring) -> KeyRecord:
+            record = await _find(opened, key_id)
+            await carry_spend(opened.admin, record, changed(record, options))
+            return await _change(opened, key_id, "updated", lambda record: changed(record, options))
 
-    config = configured(config_path).config
-    _warn_of_unknown_names(config, options)
-    record = run_on_store(config, change)
-    document = to_json(record, time.time())
-    click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
+        _warn_of_unknown_names(self._config, options)
+        record = run_on_store(self._config, change)
+        document = to_json(record, time.time())
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
+    def revoke(self, key_id: str) -> None:
+        async def gone(opened: OpenedKeyring) -> KeyRecord:
+            return await revoke_key(opened.admin, OPERATOR, await _find(opened, key_id))
 
-def revoke(config_path: Path, key_id: str) -> None:
-    async def gone(opened: OpenedKeyring) -> KeyRecord:
-        return await revoke_key(opened.admin, OPERATOR, await _find(opened, key_id))
+        record = run_on_store(self._config, gone)
+        click.echo(f"{record.id} was revoked at {_time(record.revoked_at)} UTC.")
 
-    record = run_on_store(configured(config_path).config, gone)
-    click.echo(f"{record.id} was revoked at {_time(record.revoked_at)} UTC.")
+    def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
+        async def turned(opened: OpenedKeyring) -> Issued:
+            mint, latest = await opened.admin.mint(), ""
 
+            def another(record: KeyRecord) -> KeyRecord:
+                # The change may run again after a conflict. Only the secret of the last run is stored.
+                nonlocal latest
+                new = rotated(record, mint, time.time(), grace_s)
+                latest = new.plaintext
+                return new.record
 
-def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> None:
-    async def turned(opened: OpenedKeyring) -> Issued:
-        mint, latest = await opened.admin.mint(), ""
+            return Issued(await _change(opened, key_id, "rotated", another), latest)
 
-        def another(record: KeyRecord) -> KeyRecord:
-            # The change may run again after a conflict. Only the secret of the last run is stored.
-            nonlocal latest
-            new = rotated(record, mint, time.time(), grace_s)
-            latest = new.plaintext
-            return new.record
+        _print_issued(run_on_store(self._config, turned), as_json=as_json)
 
-        return Issued(await _change(opened, key_id, "rotated", another), latest)
-
-    _print_new_key(run_on_store(configured(config_path).config, turned), as_json=as_json)
-
-
-def import_litellm(config_path: Path, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
-    from unisono.api.admin.litellm_key_rows import import_keys
-
-    rows = litellm_rows(export)
-    found = run_on_store(
-        configured(config_path).config,
-        lambda opened: import_keys(opened.admin, OPERATOR, rows, ignored=ignored, creates_owners=creates_owners),
-    )
-    print_imported(found)
+    def import_litellm(self, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
+        rows = litellm_rows(export)
+        found = run_on_store(
+            self._config,
+            lambda opened: import_keys(opened.admin, OPERATOR, rows, ignored=ignored, creates_owners=creates_owners),
+        )
+        print_imported(found)
 
 
 def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
@@ -143,8 +136,6 @@ def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
 
     Raises `ClickException` if the file is unreadable or invalid.
     """
-    from unisono.api.admin.litellm_key_rows import read_export
-
     try:
         return read_export(export.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -227,9 +218,24 @@ def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
 # -- output
 
 
-def print_table(keys: Sequence[tuple[str, ...]]) -> None:
-    """Print one row per key under the headings."""
-    click.echo("\n".join(table_lines([HEADINGS, *keys])))
+def print_keys(documents: Sequence[Any], rows: Iterable[tuple[str, ...]], *, as_json: bool) -> None:
+    """Print all keys: `documents` as JSON, or one of the `rows` per key under the headings."""
+    if as_json:
+        click.echo(json.dumps(documents, ensure_ascii=False, indent=2))
+    elif documents:
+        click.echo("\n".join(table_lines([HEADINGS, *rows])))
+    else:
+        click.echo("There are no keys.", err=True)
+
+
+def print_new_key(document: Mapping[str, Any], id: str, tenant: str, *, as_json: bool) -> None:
+    """Print a new key, which is in the field `key` of its JSON `document`."""
+    if as_json:
+        print_key(json.dumps(document, ensure_ascii=False, indent=2), document["key"])
+        return
+    # Only the key is written to standard output, so that a script can capture it.
+    click.echo(f"{id}, of tenant {tenant}. This is shown once:", err=True)
+    print_key(document["key"], document["key"])
 
 
 def to_json(record: KeyRecord, now: float) -> dict[str, Any]:
@@ -271,48 +277,40 @@ def _sorted(names: frozenset[str] | None) -> list[str] | None:
     return None if names is None else sorted(names)
 
 
-def _row(record: KeyRecord, now: float) -> tuple[str, ...]:
+def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        record.id,
-        record.name or "-",
-        record.tenant,
-        state_of(record, now),
-        "never" if record.expires_at is None else _time(record.expires_at),
-        "all" if record.models is None else ",".join(sorted(record.models)) or "none",
-        ", ".join(_limits(record.limits)) or "none",
-        f"...{record.ending}",
+        key["id"],
+        key["key_alias"] or "-",
+        key["team_id"],
+        key["state"],
+        "never" if key["expires"] is None else _time(key["expires"]),
+        "all" if key["models"] is None else ",".join(key["models"]) or "none",
+        limit_texts(key),
+        f"...{key['ending']}",
     )
 
 
-def _limits(limits: KeyLimits) -> Iterator[str]:
-    period = limits.budget_period
-    per = "" if period.kind == "none" else f"/{written_period(period)}"
-    if limits.rpm is not None:
-        yield f"{limits.rpm} rpm"
-    if limits.tpm is not None:
-        yield f"{limits.tpm} tpm"
-    if limits.max_parallel is not None:
-        yield f"{limits.max_parallel} at once"
-    if limits.token_budget is not None:
-        yield f"{limits.token_budget} tokens{per}"
-    if limits.money_budget is not None:
-        yield f"{limits.money_budget / MICRO:g} USD{per}"
-    if limits.soft_budget is not None:
-        yield f"alert at {limits.soft_budget / MICRO:g} USD{per}"
+def limit_texts(key: Mapping[str, Any]) -> str:
+    """Return the limits in the JSON data of a key, separated by commas."""
+    per = "" if key["budget_duration"] in (None, "none") else f"/{key['budget_duration']}"
+    formats = {
+        "rpm_limit": "{} rpm",
+        "tpm_limit": "{} tpm",
+        "max_parallel_requests": "{} at once",
+        "token_budget": "{} tokens" + per,
+        "max_budget": "{:g} USD" + per,
+        "soft_budget": "alert at {:g} USD" + per,
+    }
+    return ", ".join(text.format(key[name]) for name, text in formats.items() if key[name] is not None) or "none"
 
 
 def _time(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _print_new_key(new: Issued, *, as_json: bool) -> None:
-    if as_json:
-        document = {"key": new.plaintext, **to_json(new.record, time.time())}
-        print_key(json.dumps(document, ensure_ascii=False, indent=2), new.plaintext)
-        return
-    # Only the key is written to standard output, so that a script can capture it.
-    click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
-    print_key(new.plaintext, new.plaintext)
+def _print_issued(new: Issued, *, as_json: bool) -> None:
+    document = {"key": new.plaintext, **to_json(new.record, time.time())}
+    print_new_key(document, new.record.id, new.record.tenant, as_json=as_json)
 
 
 def _warn_of_unknown_names(config: Config, options: Mapping[str, Any]) -> None:

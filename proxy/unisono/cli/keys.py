@@ -6,17 +6,14 @@ on a line. All other output of these commands goes to standard error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 
 from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, report_source
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
-
-if TYPE_CHECKING:
-    from unisono.cli.remote_keys import RemoteKeys
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,13 +78,31 @@ def is_remote(config_path: Path | None, url: str | None) -> bool:
     return False
 
 
-def _remote(config_path: Path | None, url: str | None, key_env: str) -> RemoteKeys | None:
-    """Return the client for `--url`; None for the store of a configuration."""
-    if not is_remote(config_path, url) or url is None:
-        return None
-    from unisono.cli.remote_keys import RemoteKeys
+class KeyCommands(Protocol):
+    """Operations on keys. Each method prints its result."""
 
-    return RemoteKeys(url, key_env)
+    def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None: ...
+
+    def show(self, *, as_json: bool) -> None: ...
+
+    def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None: ...
+
+    def revoke(self, key_id: str) -> None: ...
+
+    def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None: ...
+
+    def import_litellm(self, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None: ...
+
+
+def _commands(config_path: Path | None, url: str | None, key_env: str) -> KeyCommands:
+    if is_remote(config_path, url) and url is not None:
+        from unisono.cli.remote_keys import RemoteKeys
+
+        return RemoteKeys(url, key_env)
+    from unisono.cli.keyring import LocalKeys
+
+    assert config_path is not None
+    return LocalKeys(config_path)
 
 
 def permitting(command: Command) -> Command:
@@ -119,13 +134,8 @@ def create(
     **options: Any,
 ) -> None:
     """Create a key and print it. It cannot be printed again."""
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.create(tenant.value if tenant else "", given_options(options), as_json=as_json)
-        return
-    from unisono.cli.keyring import create as run
-
-    assert config_path is not None
-    run(config_path, tenant.value if tenant else "", given_options(options), as_json=as_json)
+    commands = _commands(config_path, url, key_env)
+    commands.create(tenant.value if tenant else "", given_options(options), as_json=as_json)
 
 
 @keys.command("list")
@@ -136,13 +146,7 @@ def list_keys(config_path: Path | None, url: str | None, key_env: str, as_json: 
 
     The list contains their permissions and limits. Secrets are not stored and cannot be listed.
     """
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.show(as_json=as_json)
-        return
-    from unisono.cli.keyring import show
-
-    assert config_path is not None
-    show(config_path, as_json=as_json)
+    _commands(config_path, url, key_env).show(as_json=as_json)
 
 
 @keys.command()
@@ -158,13 +162,7 @@ def update(config_path: Path | None, url: str | None, key_env: str, key_id: str,
     changes = given_options(options)
     if not changes:
         raise click.UsageError("nothing to change; give at least one option")
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.update(key_id, changes, as_json=as_json)
-        return
-    from unisono.cli.keyring import update as run
-
-    assert config_path is not None
-    run(config_path, key_id, changes, as_json=as_json)
+    _commands(config_path, url, key_env).update(key_id, changes, as_json=as_json)
 
 
 @keys.command()
@@ -172,13 +170,7 @@ def update(config_path: Path | None, url: str | None, key_env: str, key_id: str,
 @click.argument("key_id", metavar="ID")
 def revoke(config_path: Path | None, url: str | None, key_env: str, key_id: str) -> None:
     """Revoke a key permanently. Running requests finish; new ones are rejected."""
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.revoke(key_id)
-        return
-    from unisono.cli.keyring import revoke as run
-
-    assert config_path is not None
-    run(config_path, key_id)
+    _commands(config_path, url, key_env).revoke(key_id)
 
 
 @keys.command()
@@ -195,13 +187,7 @@ def rotate(
 
     The id, limits and usage of the key, and the state of its tenant, stay unchanged.
     """
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.rotate(key_id, grace.value, as_json=as_json)
-        return
-    from unisono.cli.keyring import rotate as run
-
-    assert config_path is not None
-    run(config_path, key_id, grace.value, as_json=as_json)
+    _commands(config_path, url, key_env).rotate(key_id, grace.value, as_json=as_json)
 
 
 @keys.command("import")
@@ -221,13 +207,7 @@ def import_keys(
 
     EXPORT is the answer of `/key/list?return_full_object=true`, or the table LiteLLM_VerificationToken as JSON or CSV.
     """
-    if (remote := _remote(config_path, url, key_env)) is not None:
-        remote.import_litellm(export, ignored, creates_owners=create_owners)
-        return
-    from unisono.cli.keyring import import_litellm
-
-    assert config_path is not None
-    import_litellm(config_path, export, ignored, creates_owners=create_owners)
+    _commands(config_path, url, key_env).import_litellm(export, ignored, creates_owners=create_owners)
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import click
 
 from unisono.api.admin.fields import NO_MODELS
 from unisono.api.admin.litellm_key_rows import ImportedKey
-from unisono.cli.keyring import litellm_rows, print_imported, print_table
+from unisono.cli.keyring import limit_texts, litellm_rows, print_imported, print_keys, print_new_key
 from unisono.cli.param_types import MICRO, written_period
-from unisono.cli.terminal import on_one_line, print_key
+from unisono.cli.terminal import on_one_line
 from unisono.core.json_syntax import parsed_json
 
 # Timeout of one request, in seconds.
@@ -107,18 +107,12 @@ class RemoteKeys(AdminClient):
     @reads_answers
     def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
         team = {"team_id": tenant} if tenant else {}
-        self._print_new_key(self.send("/key/generate", {**to_body(options), **team}), as_json=as_json)
+        _print_key(self.send("/key/generate", {**to_body(options), **team}), as_json=as_json)
 
     @reads_answers
     def show(self, *, as_json: bool) -> None:
         keys = [*self._pages()]
-        if as_json:
-            click.echo(json.dumps(keys, ensure_ascii=False, indent=2))
-            return
-        if not keys:
-            click.echo("There are no keys.", err=True)
-            return
-        print_table([_row(key) for key in keys])
+        print_keys(keys, map(_row, keys), as_json=as_json)
 
     @reads_answers
     def update(self, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -132,7 +126,7 @@ class RemoteKeys(AdminClient):
     @reads_answers
     def rotate(self, key_id: str, grace_s: int, *, as_json: bool) -> None:
         grace = {"grace_period": f"{grace_s}s"} if grace_s else {}
-        self._print_new_key(self.send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
+        _print_key(self.send("/key/regenerate", {"key": key_id, **grace}), as_json=as_json)
 
     @reads_answers
     def import_litellm(self, export: Path, ignored: Sequence[str], *, creates_owners: bool) -> None:
@@ -156,13 +150,9 @@ class RemoteKeys(AdminClient):
                 yield from found["keys"]
                 page, pages = page + 1, found["total_pages"]
 
-    def _print_new_key(self, key: Mapping[str, Any], *, as_json: bool) -> None:
-        if as_json:
-            print_key(json.dumps(key, ensure_ascii=False, indent=2), key["key"])
-            return
-        # Only the key is written to standard output, so that a script can capture it.
-        click.echo(f"{key['token']}, of tenant {key['team_id'] or key['token']}. This is shown once:", err=True)
-        print_key(key["key"], key["key"])
+
+def _print_key(key: Mapping[str, Any], *, as_json: bool) -> None:
+    print_new_key(key, key["token"], key["team_id"] or key["token"], as_json=as_json)
 
 
 def _message(error: HTTPError) -> str:
@@ -200,20 +190,6 @@ def _row(key: Mapping[str, Any]) -> tuple[str, ...]:
         STATES.get(key["status"], key["status"]),
         "never" if key["expires"] is None else str(key["expires"])[:16].replace("T", " "),
         "none" if key["models"] == [NO_MODELS] else ",".join(key["models"]) or "all",
-        ", ".join(_limits(key)) or "none",
+        limit_texts(key),
         str(key["key_name"]).removeprefix("sk-"),
     )
-
-
-def _limits(key: Mapping[str, Any]) -> Iterator[str]:
-    per = "" if key["budget_duration"] is None else f"/{key['budget_duration']}"
-    for name, text in (
-        ("rpm_limit", "{} rpm"),
-        ("tpm_limit", "{} tpm"),
-        ("max_parallel_requests", "{} at once"),
-        ("token_budget", "{} tokens" + per),
-        ("max_budget", "{:g} USD" + per),
-        ("soft_budget", "alert at {:g} USD" + per),
-    ):
-        if key[name] is not None:
-            yield text.format(key[name])
