@@ -32,24 +32,22 @@ from unisono.bootstrap.api_parts import ApiParts, build_api_parts, build_failed_
 from unisono.bootstrap.background import BackgroundResponses
 from unisono.bootstrap.budgets import build_budgets, build_eligible, build_prices
 from unisono.bootstrap.chat_api import DIRECT_ROUTES, chat_route
-from unisono.bootstrap.components import build_components
+from unisono.bootstrap.deployments import build_pool
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.fidelity import FidelityWatch
 from unisono.bootstrap.gateway import Gateway
-from unisono.bootstrap.hooks import Hookset
+from unisono.bootstrap.gateway_parts import build_parts
+from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.lazy_routes import lazy_routes
-from unisono.bootstrap.models import (
-    cards,
-    readiness,
-)
+from unisono.bootstrap.models import cards, readiness, rules_by_model
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
-from unisono.config import Config
+from unisono.config import Config, ModelRegistry
 from unisono.core.live_outputs import LiveOutputs
 from unisono.core.request_record import RecordSink
 from unisono.engine.request import GenerationService
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConfigErrors
 from unisono.middleware.live_outputs import LiveObservation
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
@@ -118,14 +116,26 @@ def build(
 
 
 def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> tuple[Gateway, Hookset]:
-    """Build the gateway's components and hooks, or reuse those of the old gateway `keep`.
+    """Build the gateway's components and hooks, or reuse the components of the old gateway `keep`.
 
-    Raises ConfigError for invalid settings.
+    Raises ConfigError with the errors of all components.
     """
     if not config.model_list:
         raise ConfigError("`model_list` is empty; add a model")
-    old_parts, old_pool = (None, None) if keep is None else (keep.parts, keep.pool)
-    parts, hooks, catalogue, rules, pool = build_components(config, old_parts, old_pool, share, models)
+    parts, errors = None, ConfigErrors()
+    with errors:
+        parts = build_parts(config, None if keep is None else keep.parts, share)
+    with errors:
+        hooks = build_hooks(config, None if parts is None else parts.observing.hook_failed)
+    with errors:
+        catalogue = ModelRegistry(config)
+        rules = rules_by_model(catalogue)
+        old_pool = None if keep is None else keep.pool
+        pool = build_pool(
+            config, catalogue, share=share, keep=old_pool, drained=models.drained, on_trial=models.settings
+        )
+    errors.raise_all()
+    assert parts is not None
     store, upkeep = parts.store.value
     salt = Salt(config, store)
     lenient = config.unisono.when_store_is_down == "known_keys"

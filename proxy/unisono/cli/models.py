@@ -35,7 +35,7 @@ def models(context: click.Context, config_path: Path | None) -> None:
     """
     del config_path  # checked below
     if context.invoked_subcommand is None:
-        from unisono.cli.model_table import show
+        from unisono.cli.stored_models import show
 
         show(require_config(context))
 

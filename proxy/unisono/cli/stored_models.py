@@ -1,4 +1,4 @@
-"""Implementation of `unisono models add` and its siblings, on a store or a running gateway."""
+"""Implementation of `unisono models`: the list of a configuration, and changes of models in a store or a gateway."""
 
 from __future__ import annotations
 
@@ -11,16 +11,40 @@ import click
 
 from unisono.api.admin.model_changes import ModelAdministration, create_model, delete_model, set_drained
 from unisono.app import build
+from unisono.bootstrap.deployments import build_pool, deployment_names
 from unisono.bootstrap.model_admin import build_model_administration
 from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.stored_models import NO_MODELS
 from unisono.cli.keyring import OPERATOR, OpenedKeyring, run_on_store
 from unisono.cli.remote_keys import AdminClient, reads_answers
 from unisono.cli.resolve_config import configured
+from unisono.cli.terminal import table_lines
+from unisono.config import ModelRegistry
 from unisono.core.directory import DirectoryEntry
-from unisono.errors import InvalidRequest, NotFound
+from unisono.errors import ConfigError, InvalidRequest, NotFound
+
+HEADINGS = ("MODEL", "BACKEND", "KIND", "MODEL ON THE BACKEND")
 
 Result = TypeVar("Result")
+
+
+def show(config_path: Path) -> None:
+    """Print a row for every backend of every model, then the aliases of models. Contacts no backend."""
+    loaded = configured(config_path)
+    config = loaded.config
+    try:
+        catalogue = ModelRegistry(config)
+        build_pool(config, catalogue)
+        names = deployment_names(config.model_list)
+    except ConfigError as error:
+        raise click.ClickException(str(loaded.explained(error))) from error
+    rows = [HEADINGS]
+    for entry, name in zip(config.model_list, names, strict=True):
+        rows.append((entry.model_name, name, entry.display_kind, entry.backend_model or entry.litellm_params.model))
+    click.echo("\n".join(table_lines(rows)))
+    for alias, model in catalogue.listed():
+        if alias != model.name:
+            click.echo(f"{alias} is an alias of {model.name}")
 
 
 class RemoteModels(AdminClient):
