@@ -129,6 +129,27 @@ async def test_backends_that_cannot_be_compared_are_named(tmp_path: Path) -> Non
         assert "a deployment needs --config" in await failed(good, "vllm-2")
 
 
+async def test_a_backend_that_fails_while_scoring_ends_the_comparison_with_its_error(tmp_path: Path) -> None:
+    model, asked = LanguageModel(), ["first"]
+
+    def first(request: Any) -> Any:
+        asked.append("first")
+        return model.script(request)
+
+    def second(request: Any) -> Any:
+        # After the probes of both backends, the first one generates the answers.
+        if asked[-1] == "first" and "second" in asked:
+            return Refusal(500, b"{}")
+        asked.append("second")
+        return model.script(request)
+
+    async with FakeVllm(script=first) as generating, FakeVllm(script=second) as failing:
+        names = [f"vllm/tiny@{server.url}" for server in (generating, failing)]
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["compare", *names, "--max-tokens", "1"])
+    assert result.exit_code == 2, result.output
+    assert "Error: " in result.stderr
+
+
 def test_the_bundled_prompts_can_be_rendered() -> None:
     from unisono.cli.compare import chat_prompts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -114,14 +113,11 @@ async def _scored(
                 _report_progress("generated", len(samples), len(prompts))
         if not samples:
             raise click.ClickException("there is no answer to compare")
-        count, done = len(samples), itertools.count(1)
-        return await score_on_both(
-            first,
-            second,
-            samples,
-            reference.timeouts,
-            scored=lambda _: _report_progress("scored", next(done), count),
-        )
+        scored: list[ScoredSample] = []
+        async for one in score_on_both(first, second, samples, reference.timeouts):
+            scored.append(one)
+            _report_progress("scored", len(scored), len(samples))
+        return scored
 
 
 async def _scoring(live: LiveBackend) -> ScoringBackend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from unisono.core.generation import CompletionJob, Prompt, Sampling, Timeouts
 from unisono.core.ports import Backend
@@ -59,23 +59,8 @@ async def score_on_both(
     other: ScoringBackend,
     samples: Sequence[AnswerSample],
     timeouts: Timeouts,
-    *,
-    at_once: int = 1,
-    scored: Callable[[ScoredSample], None] = lambda one: None,
-) -> list[ScoredSample]:
-    """Score answers on two backends, with at most `at_once` answers at the same time.
-
-    `scored` is called after each answer. Raises an ExceptionGroup of BackendErrors if a backend fails.
-    """
-    places = asyncio.Semaphore(at_once)
-
-    async def work(sample: AnswerSample) -> ScoredSample:
-        async with places:
-            both = await asyncio.gather(score(reference, sample, timeouts), score(other, sample, timeouts))
-        found = ScoredSample(sample, *both)
-        scored(found)
-        return found
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work(sample)) for sample in samples]
-    return [task.result() for task in tasks]
+) -> AsyncIterator[ScoredSample]:
+    """Score answers on two backends, one answer after the other. Raises a BackendError if a backend fails."""
+    for sample in samples:
+        both = await asyncio.gather(score(reference, sample, timeouts), score(other, sample, timeouts))
+        yield ScoredSample(sample, *both)
