@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import Query
 from pydantic import Field
@@ -32,6 +32,8 @@ from unisono.errors import InvalidRequest
 
 # Number of days in a report, if the request has no dates.
 REPORT_DAYS: Final = 30
+
+Row = TypeVar("Row")
 
 
 class UsageQuery(QueryModel):
@@ -81,12 +83,29 @@ class VisibleUsage:
         key = self.keys.get(line.account.key)
         return "" if key is None else team_of(key) or ""
 
+    @property
+    def total(self) -> TokenUsage:
+        return sum((line.used for line in self.lines), TokenUsage())
+
+    def split(self, name: Callable[[LedgerLine], str]) -> dict[str, VisibleUsage]:
+        """Return the usage of all lines with the same `name(line)`, sorted by name."""
+        lines: dict[str, list[LedgerLine]] = defaultdict(list)
+        for line in self.lines:
+            lines[name(line)].append(line)
+        return {each: VisibleUsage(lines[each], self.keys) for each in sorted(lines)}
+
     def sums(self, name: Callable[[LedgerLine], str]) -> dict[str, TokenUsage]:
         """Return the total usage of all lines with the same `name(line)`, highest cost first."""
-        found: dict[str, TokenUsage] = defaultdict(TokenUsage)
-        for line in self.lines:
-            found[name(line)] += line.used
-        return dict(sorted(found.items(), key=lambda each: (-each[1].cost, each[0])))
+        found = {each: own.total for each, own in self.split(name).items()}
+        return dict(sorted(found.items(), key=lambda each: -each[1].cost))
+
+
+def day_of(line: LedgerLine) -> str:
+    return line.day
+
+
+def model_of(line: LedgerLine) -> str:
+    return line.model
 
 
 def key_name(line: LedgerLine) -> str:
@@ -134,19 +153,16 @@ async def list_spend_logs(admin: AdminDeps, actor: CurrentActor, query: Annotate
     if not query.summarize:
         return await _single_requests(admin, actor, query)
     usage = await visible_usage(admin, actor, query)
-    days = []
-    for day in sorted({line.day for line in usage.lines}):
-        own = VisibleUsage([line for line in usage.lines if line.day == day], usage.keys)
-        days.append(
-            {
-                **{name: _usd(used) for name, used in own.sums(key_name).items()},
-                "startTime": day,
-                "spend": _usd(sum((line.used for line in own.lines), TokenUsage())),
-                "users": {name: _usd(used) for name, used in own.sums(own.user).items()},
-                "models": {name: _usd(used) for name, used in own.sums(lambda line: line.model).items()},
-            }
-        )
-    return days
+    return [
+        {
+            **{name: _usd(used) for name, used in own.sums(key_name).items()},
+            "startTime": day,
+            "spend": _usd(own.total),
+            "users": {name: _usd(used) for name, used in own.sums(own.user).items()},
+            "models": {name: _usd(used) for name, used in own.sums(model_of).items()},
+        }
+        for day, own in usage.split(day_of).items()
+    ]
 
 
 def _fits(row: Object, query: LogQuery) -> bool:
@@ -223,7 +239,7 @@ async def list_spend_by_user(
     return _page(sorted(rows, key=lambda row: -row["spend"]), query)
 
 
-def _page(rows: list[Object], query: SpendQuery) -> list[Object]:
+def _page(rows: list[Row], query: SpendQuery) -> list[Row]:
     start = (query.page - 1) * query.page_size
     return rows[start : start + query.page_size]
 
@@ -256,15 +272,12 @@ async def get_spend_report(
         query = query.model_copy(update={"user_id": query.internal_user_id})
     usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
     if query.group_by == "api_key":
-        return [_key_report(usage, name) for name in usage.sums(key_name)]
-    report: list[Object] = []
-    for day in sorted({line.day for line in usage.lines}):
-        teams: dict[str, list[LedgerLine]] = defaultdict(list)
-        for line in usage.lines:
-            if line.day == day:
-                teams[usage.team(line)].append(line)
-        report.append({"group_by_day": day, "teams": [_team_report(*each) for each in sorted(teams.items())]})
-    return report
+        keys = usage.split(key_name)
+        return [_key_report(name, keys[name]) for name in usage.sums(key_name)]
+    return [
+        {"group_by_day": day, "teams": [_team_report(*each) for each in own.split(own.team).items()]}
+        for day, own in usage.split(day_of).items()
+    ]
 
 
 def _with_days(query: UsageQuery, now: float) -> UsageQuery:
@@ -275,10 +288,10 @@ def _with_days(query: UsageQuery, now: float) -> UsageQuery:
     return query.model_copy(update=days)
 
 
-def _team_report(team: str, lines: Sequence[LedgerLine]) -> Object:
+def _team_report(team: str, usage: VisibleUsage) -> Object:
     return {
         "team_name": team or "unassigned",
-        "total_spend": _usd(sum((line.used for line in lines), TokenUsage())),
+        "total_spend": _usd(usage.total),
         "metadata": [
             {
                 "model": line.model,
@@ -286,18 +299,16 @@ def _team_report(team: str, lines: Sequence[LedgerLine]) -> Object:
                 "total_tokens": line.used.tokens,
                 "api_key": key_name(line),
             }
-            for line in lines
+            for line in usage.lines
         ],
     }
 
 
-def _key_report(usage: VisibleUsage, name: str) -> Object:
-    own = VisibleUsage([line for line in usage.lines if key_name(line) == name], usage.keys)
-    models = own.sums(lambda line: line.model)
+def _key_report(name: str, usage: VisibleUsage) -> Object:
     return {
         "api_key": name,
-        **_totals(sum(models.values(), TokenUsage())),
-        "model_details": [{"model": model, **_totals(used)} for model, used in models.items()],
+        **_totals(usage.total),
+        "model_details": [{"model": model, **_totals(used)} for model, used in usage.sums(model_of).items()],
     }
 
 
@@ -360,29 +371,25 @@ async def get_daily_activity(
 ) -> DailyActivity:
     """Return the usage by day, newest first, each day with its usage by model and key."""
     usage = await visible_usage(admin, actor, _with_days(query, admin.clock()))
-    days = sorted({line.day for line in usage.lines}, reverse=True)
-    start = (query.page - 1) * query.page_size
-    results = [_day(usage, day) for day in days[start : start + query.page_size]]
-    total = to_metrics(sum((line.used for line in usage.lines), TokenUsage()))
+    days = [*reversed(usage.split(day_of).items())]
+    total = to_metrics(usage.total)
     pages = max(-(-len(days) // query.page_size), 1)
     counts = {"page": query.page, "total_pages": pages, "has_more": query.page < pages}
     totals = {f"total_{name.removeprefix('total_')}": each for name, each in total.items()}
-    return DailyActivity(results=results, metadata=totals | counts)
+    return DailyActivity(results=[_day(*each) for each in _page(days, query)], metadata=totals | counts)
 
 
-def _day(usage: VisibleUsage, day: str) -> Object:
-    own = VisibleUsage([line for line in usage.lines if line.day == day], usage.keys)
+def _day(day: str, usage: VisibleUsage) -> Object:
     return {
         "date": day,
-        "metrics": to_metrics(sum((line.used for line in own.lines), TokenUsage())),
+        "metrics": to_metrics(usage.total),
         "breakdown": {
             "models": {
-                name: {"metrics": to_metrics(used), "metadata": {}}
-                for name, used in own.sums(lambda line: line.model).items()
+                name: {"metrics": to_metrics(used), "metadata": {}} for name, used in usage.sums(model_of).items()
             },
             "api_keys": {
                 name: {"metrics": to_metrics(used), "metadata": _about_key(usage.keys.get(name))}
-                for name, used in own.sums(key_name).items()
+                for name, used in usage.sums(key_name).items()
             },
         },
     }
