@@ -182,21 +182,11 @@ async def passed_through(
         return passthrough, to_generation_request(passthrough, group, caller, request_id, readable)
 
     passthrough, generation_request = await off_loop(to_requests, len(await request.body()))
-    return await _answer(request, service, generation_request, passthrough, keep_alive_s)
-
-
-async def _answer(
-    request: Request,
-    service: GenerationService,
-    generation_request: GenerationRequest,
-    passthrough: PassthroughRequest,
-    keep_alive_s: float,
-) -> Response:
     stream = service.start(generation_request)
     if passthrough.stream:
-        return passthrough_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
-    body = await until_disconnect(request, whole(stream))
-    return to_whole(body, backend_header([stream.report]))
+        return passthrough_stream(stream, api, keep_alive_s=keep_alive_s)
+    answer = await until_disconnect(request, whole(stream))
+    return to_whole(answer, backend_header([stream.report]))
 
 
 async def whole(stream: GenerationStream) -> Mapping[str, Json]:

@@ -130,7 +130,8 @@ def to_generation_request(
     entries = to_entries(request.input, reading, new_id, has_stored_history=bool(known.earlier))
     hosting, history = _with_approvals(request, reading, entries, servers)
     deferred = deferred_tools(request, toolbox, history, searcher, servers)
-    to_prompt, defaults = _prompt_builder(request, reading, today, toolbox, deferred, rules), rules.defaults
+    preamble, defaults = _preamble(request, reading.configuration, today, rules), rules.defaults
+    to_prompt = partial(_conversation_of, preamble, toolbox.tools, deferred)
     toolbox = toolbox.with_added(history)
     generation = GenerationRequest(
         model=model,
@@ -190,21 +191,10 @@ def to_compaction_plan(
     return CompactionPlan(history, rebuilt, threshold_of(None, window), min(thresholds)) if thresholds else None
 
 
-def _prompt_builder(
-    request: ResponsesRequest,
-    reading: InputConversion,
-    today: str,
-    toolbox: Toolbox,
-    deferred: DeferredTools,
-    rules: ModelRules,
-) -> Callable[[Sequence[Item]], Conversation]:
-    """Return a function that builds the model's conversation from a history."""
-    return partial(_conversation_of, _preamble(request, reading.configuration, today, rules), toolbox.tools, deferred)
-
-
 def _conversation_of(
     preamble: Preamble, tools: tuple[FunctionTool, ...], deferred: DeferredTools, history: Sequence[Item]
 ) -> Conversation:
+    """Build the model's conversation from a history."""
     hidden = deferred.hidden(history)
     tools = tuple(tool for tool in tools if tool.name not in hidden)
     conversation = to_conversation(without(history, hidden), replace(preamble, tools=tools) if tools else preamble)
