@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from unisono.core.conversation import FunctionTool
+from unisono.core.lru_cache import LruCache
 from unisono.errors import InvalidRequest
 from unisono.harmony import tool_declarations as tools_module
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.system_message import tools_section
 from unisono.harmony.tool_declarations import ToolSet, plan_tools
 

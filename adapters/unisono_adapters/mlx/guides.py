@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never, cast
@@ -28,6 +27,7 @@ from unisono.core.generation import (
     OneOf,
     Regex,
 )
+from unisono.core.lru_cache import RecentEntries
 from unisono_adapters._constraints import as_lark, schema_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Guides:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: RecentEntries[bytes, llguidance.LLMatcher] = RecentEntries(MAX_CACHED_GRAMMARS)
         self.threads = ThreadPoolExecutor(1, "grammars")
 
     def guide(self, constraint: Constraint) -> Guide:
@@ -115,13 +115,8 @@ class Guides:
         Raises Unguidable if llguidance is not installed or rejects the grammar of the constraint.
         """
         key = orjson.dumps([constraint.kind, constraint], default=dict)
-        matcher = self._compiled.get(key)
-        if matcher is None:
-            matcher = self._compile(constraint)
-            self._compiled[key] = matcher
-            if len(self._compiled) > MAX_CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
+        matcher = self._compiled.get(key) or self._compile(constraint)
+        self._compiled.put(key, matcher)
         return Guide(matcher.deep_copy())
 
     def _compile(self, constraint: Constraint) -> llguidance.LLMatcher:

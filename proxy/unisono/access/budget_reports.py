@@ -5,11 +5,11 @@ The state of a budget is the last one that the store returned, plus the costs th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from unisono.core.lru_cache import RecentEntries
 from unisono.core.quotas import Account, BudgetState, QuotaObserver, QuotaStatus, UsageRecord
 
 # Maximum number of budgets whose state is remembered. If there are more, the least recently changed one is dropped.
@@ -21,7 +21,7 @@ class BudgetWatch:
 
     def __init__(self, observers: Sequence[QuotaObserver] = ()) -> None:
         self._observers = tuple(observers)
-        self._budgets: OrderedDict[tuple[Account, str], BudgetState] = OrderedDict()
+        self._budgets: RecentEntries[tuple[Account, str], BudgetState] = RecentEntries(MAX_BUDGETS)
 
     def reserved(self, status: QuotaStatus) -> None:
         """Report the budgets in the status of a reservation, and the refusal if it was refused."""
@@ -50,9 +50,6 @@ class BudgetWatch:
         place = (budget.account, budget.period)
         if self._budgets.get(place) == budget:
             return
-        self._budgets[place] = budget
-        self._budgets.move_to_end(place)
-        if len(self._budgets) > MAX_BUDGETS:
-            self._budgets.popitem(last=False)
+        self._budgets.put(place, budget)
         for observer in self._observers:
             observer.budget_changed(budget)

@@ -7,7 +7,6 @@ every process sees a change within this time. While the store is down, the last 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from unisono.core.access import Caller, SharedLimits, shared_account, with_budget
 from unisono.core.directory import DirectoryEntry, DirectoryStore, EntryKind
 from unisono.core.frozen import dataclass
+from unisono.core.lru_cache import RecentEntries
 from unisono.errors import NotAllowed, StoreUnavailable
 
 # Time for which the result of a lookup is cached, in seconds.
@@ -46,7 +46,7 @@ class EndUsers:
     def __init__(self, store: DirectoryStore, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._monotonic = monotonic
-        self._cache: OrderedDict[str, _Seen] = OrderedDict()
+        self._cache: RecentEntries[str, _Seen] = RecentEntries(MAX_CACHED)
         self._down_until = 0.0
 
     async def apply(self, caller: Caller, name: str, field: str) -> Caller:
@@ -85,10 +85,7 @@ class EndUsers:
             except StoreUnavailable:
                 self._down_until = self._monotonic() + FRESH_S
             else:
-                self._cache[name] = seen
-                self._cache.move_to_end(name)
-                while len(self._cache) > MAX_CACHED:
-                    self._cache.popitem(last=False)
+                self._cache.put(name, seen)
         return None if seen is None else seen.entry
 
     async def _read(self, name: str) -> DirectoryEntry | None:

@@ -13,7 +13,6 @@ import re
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import field, replace
@@ -30,6 +29,7 @@ from unisono.core.access import (
     caller_with_shares,
 )
 from unisono.core.frozen import dataclass
+from unisono.core.lru_cache import RecentEntries
 from unisono.errors import NotAuthenticated, StoreUnavailable
 
 # Plaintext of virtual keys: how it is made and recognised, and the digest that is stored.
@@ -228,7 +228,7 @@ class VirtualKeys:
         self._imported = ImportedKeys(store, monotonic)
         self._mint: Mint | None = None
         self._salted_at = 0.0
-        self._cache: OrderedDict[str, _Seen] = OrderedDict()
+        self._cache: RecentEntries[str, _Seen] = RecentEntries(MAX_CACHED_KEYS)
         self._lookups: dict[str, asyncio.Task[FoundKey | None]] = {}
         self._down_until = 0.0
 
@@ -324,10 +324,7 @@ class VirtualKeys:
             # A busy machine sometimes misses the short deadline of the store. Without a retry, all waiting requests
             # would be refused.
             found = await self._find(digest)
-        self._cache[digest] = _Seen(found, at)
-        self._cache.move_to_end(digest)
-        while len(self._cache) > MAX_CACHED_KEYS:
-            self._cache.popitem(last=False)
+        self._cache.put(digest, _Seen(found, at))
         return found
 
     async def _find(self, digest: str) -> FoundKey | None:

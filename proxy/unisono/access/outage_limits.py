@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from unisono.core.key_rate_limits import Minute
+from unisono.core.lru_cache import RecentEntries
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus, combined
 
 # Maximum number of accounts. If there are more, the least recently used one is dropped.
@@ -47,7 +48,7 @@ class OutageLimits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
+        self._accounts: RecentEntries[Account, _Counts] = RecentEntries(MAX_ACCOUNTS)
 
     def reserve(self, *claims: QuotaReservation) -> QuotaStatus:
         """Reserve all claims, or refuse all of them in the same way as a store.
@@ -92,8 +93,6 @@ class OutageLimits:
             counts.running[claim.once] = int(now), claim.tokens
 
     def _counts(self, account: Account) -> _Counts:
-        counts = self._accounts.setdefault(account, _Counts())
-        self._accounts.move_to_end(account)
-        while len(self._accounts) > MAX_ACCOUNTS:
-            self._accounts.popitem(last=False)
+        counts = self._accounts.get(account) or _Counts()
+        self._accounts.put(account, counts)
         return counts

@@ -5,13 +5,13 @@ Event names, and the fields of budget alerts, are the same as in LiteLLM's webho
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final, Protocol
 
 from unisono.core.alerts import Alert, AlertSink
 from unisono.core.conversation import Json
+from unisono.core.lru_cache import RecentEntries
 from unisono.core.quotas import MILLION, Account, BudgetState, QuotaKind, owner_of
 
 # Maximum number of budgets for which the reached threshold is stored, to prevent repeated alerts.
@@ -34,7 +34,7 @@ class BudgetAlerts:
         self._sink = sink
         # Highest threshold that was reached, by account, period, amount, and whether the budget is a soft one. After a
         # change of the amount, alerts about the new thresholds are sent.
-        self._reached: OrderedDict[tuple[Account, str, int, bool], float] = OrderedDict()
+        self._reached: RecentEntries[tuple[Account, str, int, bool], float] = RecentEntries(MAX_BUDGETS)
 
     def budget_changed(self, budget: BudgetState) -> None:
         if (limit := budget.limit) is not None:
@@ -51,10 +51,7 @@ class BudgetAlerts:
         place = (budget.account, budget.period, limit, is_soft)
         if reached <= self._reached.get(place, 0.0):
             return False
-        self._reached[place] = reached
-        self._reached.move_to_end(place)
-        if len(self._reached) > MAX_BUDGETS:
-            self._reached.popitem(last=False)
+        self._reached.put(place, reached)
         return True
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:

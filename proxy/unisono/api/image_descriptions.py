@@ -7,7 +7,6 @@ The gateway fetches no images: the vision backend gets image data and URLs as th
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from unisono.api.passthrough_requests import to_generation_request, to_passthrou
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
+from unisono.core.lru_cache import RecentEntries
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.route_protocol import NO_ROUTING
 from unisono.engine.request import GenerationService
@@ -76,9 +76,8 @@ class DescriptionCache:
     """LRU cache of descriptions and failures. Only failures expire. `clock` returns seconds."""
 
     def __init__(self, capacity: int = MAX_CACHED_DESCRIPTIONS, clock: Callable[[], float] = monotonic) -> None:
-        self._capacity = capacity
         self._clock = clock
-        self._entries: OrderedDict[bytes, tuple[ImageDescription, float]] = OrderedDict()
+        self._entries: RecentEntries[bytes, tuple[ImageDescription, float]] = RecentEntries(capacity)
 
     def get(self, key: bytes) -> ImageDescription | None:
         entry = self._entries.get(key)
@@ -92,10 +91,7 @@ class DescriptionCache:
         # A different description would change the prompt, which backends have cached with the first description.
         before = self.get(key)
         if before is None or before.problem:
-            self._entries[key] = (description, self._clock())
-            self._entries.move_to_end(key)
-        while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+            self._entries.put(key, (description, self._clock()))
 
 
 class ImageDescriber:

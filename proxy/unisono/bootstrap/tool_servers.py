@@ -6,7 +6,6 @@ Part of the composition root. A gateway without tool servers does not import the
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final
@@ -17,6 +16,7 @@ from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
+from unisono.core.lru_cache import RecentEntries
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import Approval, ToolFilter
 from unisono.core.tool_host import LeftOutTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
@@ -38,16 +38,14 @@ class LeftOutTools:
     """
 
     def __init__(self) -> None:
-        self._logged_tools: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
+        self._logged_tools: RecentEntries[tuple[str, tuple[tuple[str, str], ...]], None] = RecentEntries(LOGGED_LISTS)
 
     def __call__(self, server: str, tools: Sequence[LeftOutTool]) -> None:
         facts = (server, tuple((each.tool.name, each.reason) for each in tools))
-        if facts in self._logged_tools:
-            self._logged_tools.move_to_end(facts)
+        is_known = facts in self._logged_tools
+        self._logged_tools.put(facts, None)
+        if is_known:
             return
-        self._logged_tools[facts] = None
-        while len(self._logged_tools) > LOGGED_LISTS:
-            self._logged_tools.popitem(last=False)
         names = ", ".join(f"{each.tool.name[:LOGGED_NAME]!r} ({each.reason})" for each in tools[:LOGGED_TOOLS])
         about = {"tool_server": server, "count": len(tools)}
         log.warning("tools of a tool server were left out: %s", names, extra=about)

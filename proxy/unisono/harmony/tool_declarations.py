@@ -17,10 +17,10 @@ from typing import Final
 
 from unisono.core.conversation import AddedTools, Conversation, FunctionTool
 from unisono.core.frozen import dataclass
+from unisono.core.lru_cache import LruCache
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.declaration_limits import MAX_TOOLS, SchemaBudget, breaks_out
-from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.misspelled_tool_names import ILLEGAL, marked_name
 from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters

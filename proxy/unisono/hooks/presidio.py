@@ -6,13 +6,13 @@ https://microsoft.github.io/presidio/api-docs/api-docs.html
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
 import aiohttp
 import orjson
 
+from unisono.core.lru_cache import RecentEntries
 from unisono.errors import ConfigError
 from unisono.hooks.text_guardrail import BLOCK, MASK, Blocked, TextGuardrail, without_surrogates
 
@@ -48,7 +48,7 @@ class Presidio(TextGuardrail):
             raise ConfigError("anonymizer: is missing; set its address, or give all `entities` the action BLOCK")
         self._session: aiohttp.ClientSession | None = None
         # Masked texts by original text, the least recently used first.
-        self._cache: OrderedDict[str, str] = OrderedDict()
+        self._cache: RecentEntries[str, str] = RecentEntries(MAX_CACHED_TEXTS)
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -72,9 +72,7 @@ class Presidio(TextGuardrail):
             raise Blocked(f"The {subject} contains blocked content: {', '.join(blocked)}.", param=field)
         new = await self._masked(searched, found) if found else text
         if len(text) <= MAX_CACHED_CHARACTERS:
-            self._cache[text] = new
-            if len(self._cache) > MAX_CACHED_TEXTS:
-                self._cache.popitem(last=False)
+            self._cache.put(text, new)
         return new
 
     async def _analyze(self, text: str) -> list[dict[str, Any]]:

@@ -127,8 +127,8 @@ def write_report(*_: object) -> None:
 
 
 if TARGET in os.environ:
+    from unisono.core.lru_cache import LruCache
     from unisono.engine.conversation_cache import ConversationCache
-    from unisono.harmony.lru_cache import LruCache
 
     cache_share = float(os.environ.get(CACHE_SHARE, "1"))
     register_instances(ConversationCache, "_max_bytes", cache_share)

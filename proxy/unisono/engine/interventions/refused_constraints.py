@@ -9,11 +9,11 @@ from time import monotonic
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex
+from unisono.core.lru_cache import LruCache
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, ConstraintRefused, Symptom
-from unisono.harmony.lru_cache import LruCache
 
 REFUSAL_TTL_S: Final = 3600.0
 MAX_REFUSALS: Final = 4096

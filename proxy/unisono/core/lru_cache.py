@@ -1,4 +1,4 @@
-"""Bounded least-recently-used cache, shared by threads."""
+"""Bounded caches that evict the least recently used entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Cache that evicts the least recently used values; `capacity` bounds the sum of weights."""
+    """Cache that threads may share; `capacity` bounds the sum of the weights of its values."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -57,3 +57,20 @@ class LruCache(Generic[K, V]):
             while self._weight > self._capacity:
                 _, (_, dropped) = self._entries.popitem(last=False)
                 self._weight -= dropped
+
+
+class RecentEntries(OrderedDict[K, V]):
+    """Dictionary of at most `capacity` entries, in the order of their last use.
+
+    `put` drops the first entry if there are too many. A read counts as a use only if `move_to_end` follows it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def put(self, key: K, value: V) -> None:
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self._capacity:
+            self.popitem(last=False)
