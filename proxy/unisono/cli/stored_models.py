@@ -1,4 +1,7 @@
-"""Implementation of `unisono models`: the list of a configuration, and changes of models in a store or a gateway."""
+"""Implementation of `unisono models`.
+
+The command lists the models of a configuration, and changes models in a store or a gateway.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ Result = TypeVar("Result")
 
 
 def show(config_path: Path) -> None:
-    """Print a row for every backend of every model, then the aliases of models. Contacts no backend."""
+    """Print a row for every backend of every model, then the aliases of models.
+
+    Contacts no backend.
+    """
     loaded = configured(config_path)
     config = loaded.config
     try:

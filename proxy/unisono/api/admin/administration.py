@@ -191,7 +191,9 @@ class Administration:
 
 
 async def until_stored(attempt: Callable[[], Awaitable[Stored]]) -> Stored:
-    """Call `attempt`, which reads and changes an object, until no other process changes the object meanwhile.
+    """Call `attempt` until no other process changes the object meanwhile.
+
+    `attempt` reads and changes the object.
 
     Raises `StoreConflict` if the last of `MAX_TRIES` attempts raises it.
     """

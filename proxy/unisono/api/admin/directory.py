@@ -182,7 +182,10 @@ async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
 async def delete_entries(
     admin: Administration, actor: Actor, kind: EntryKind, ids: Iterable[str], param: str
 ) -> list[str]:
-    """Delete entries and return their ids, without duplicates. Raises `NotFound` before the first deletion."""
+    """Delete entries and return their ids, without duplicates.
+
+    Raises `NotFound` before the first deletion.
+    """
     entries = [await find_entry(admin, actor, kind, id, param) for id in dict.fromkeys(ids)]
     for entry in entries:
         await delete_entry(admin, actor, entry)
