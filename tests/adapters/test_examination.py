@@ -32,7 +32,7 @@ from unisono.errors import (
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters import _probe
 from unisono_adapters._probe import Subject, examine
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 from unisono_adapters.vllm import VllmBackend
 
 CANARY = "/srv/models/secret at http://10.1.2.3:8000"

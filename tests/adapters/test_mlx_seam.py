@@ -14,9 +14,9 @@ from unisono.core.generation import CALL, ENDOFTEXT, RETURN, Chunk, CompletionJo
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, CannotGoOn
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._leading_space import PROBE_TOKENS, cut_positions, is_inside, with_space
-from unisono_adapters._poison_prompts import MAX_PROMPTS, PoisonPrompt
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.crashing_prompts import MAX_PROMPTS, PoisonPrompt
+from unisono_adapters.mlx.leading_space import PROBE_TOKENS, cut_positions, is_inside, with_space
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 
 ENCODING = load_encoding()
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"

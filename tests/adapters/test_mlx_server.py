@@ -13,7 +13,7 @@ from tests.listening import listening
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 
 JOB = CompletionJob(Prompt([200006], "<|start|>"), max_tokens=50)
 

@@ -11,7 +11,7 @@ import pytest
 from unisono.core.generation import AnyJson, JsonSchema, OneOf, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import ConfigError
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 from unisono_adapters.mlx.wire import (
     Cancel,
     Count,
@@ -88,7 +88,7 @@ def test_invalid_line_is_a_wire_error(line: bytes) -> None:
 
 def test_importing_the_backend_loads_no_engine_packages() -> None:
     program = (
-        "import sys, unisono_adapters.mlx.local, unisono_adapters.demo;"
+        "import sys, unisono_adapters.mlx.mlx_backend, unisono_adapters.demo;"
         "print(*sorted({'mlx', 'mlx_lm', 'numpy', 'tokenizers', 'transformers'} & sys.modules.keys()))"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ from unisono.core.generation import Chunk, CompletionJob, OutputForm, Prompt
 from unisono.core.ports import Backend, BackendOptions
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters.llamacpp import LlamaCppBackend
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 from unisono_adapters.ollama import OllamaBackend
 from unisono_adapters.replay import ReplayBackend
 from unisono_adapters.sglang import SglangBackend

@@ -31,7 +31,7 @@ from unisono.core.generation import (
 from unisono.core.ports import Backend, BackendOptions
 from unisono.errors import ConstraintRefused
 from unisono.schemas import violation
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -33,7 +33,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import Backend, BackendOptions
 from unisono.errors import BackendRejected, ContextTooLong
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

@@ -21,7 +21,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable
 from unisono_adapters import demo
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,7 +152,7 @@ async def test_stopped_engine_times_out_and_is_replaced_if_it_stays_silent(
     assert await answers_greeting(small_backend)
     assert small_backend.engine_pid == engine
 
-    monkeypatch.setattr("unisono_adapters.mlx.local._STALLED_S", 0.2)
+    monkeypatch.setattr("unisono_adapters.mlx.mlx_backend._STALLED_S", 0.2)
     os.kill(engine, signal.SIGSTOP)
     with pytest.raises(BackendTimeout):
         await run(small_backend, short_timeout_job)
@@ -308,7 +308,7 @@ async def test_closing_while_the_model_loads_leaves_no_process() -> None:
 GATEWAY = """
 import asyncio
 from unisono.core.ports import BackendOptions
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 async def main():
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))

@@ -11,7 +11,7 @@ from tests.engines.demo_prompts import greedy, prompt_for
 from unisono.core.generation import Load
 from unisono.core.ports import Backend, BackendOptions
 from unisono.core.tasks import cancel_and_wait
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 pytestmark = pytest.mark.engine
 

@@ -12,7 +12,7 @@ from tests.e2e.test_engines import mlx_lm_server
 from tests.engines.demo_prompts import ENCODING, greedy, prompt_for
 from unisono.core.generation import RETURN, Chunk, FinishReason, Prompt
 from unisono.core.ports import BackendOptions
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

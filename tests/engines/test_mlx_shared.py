@@ -18,7 +18,7 @@ from tests.e2e.processes import children, lives
 from tests.e2e.replicas import Client, replica
 from tests.engines.demo_prompts import CHATS, ENCODING, greedy, prompt_for
 from unisono.core.ports import BackendOptions
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.engines.demo_prompts import CHATS, ENCODING, GLITCHES, WEATHER_CALL, WEATHER_RESULT, greedy, prompt_for
 from unisono.core.ports import BackendOptions
-from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
 
 RECORDED = Path(__file__).parent / "recorded_ids.json"
 # Token limit of each answer. Only the answer to `song` is longer.

@@ -34,8 +34,8 @@ from tests.engines_all.setup.places import (
 )  # fmt: skip
 from unisono.core.ports import Backend, BackendOptions
 from unisono_adapters.llamacpp import LlamaCppBackend
-from unisono_adapters.mlx.local import MlxLocalBackend
-from unisono_adapters.mlx.server import MlxServerBackend
+from unisono_adapters.mlx.mlx_backend import MlxLocalBackend
+from unisono_adapters.mlx.mlx_server_backend import MlxServerBackend
 from unisono_adapters.vllm import VllmBackend
 
 # Context length in tokens. The gateway enforces it for an engine that has no setting for it.

@@ -1,6 +1,6 @@
 """Engine process: serves a model with mlx-lm to the gateways that connect to its socket.
 
-`mlx.local` starts the process as `python -m unisono_adapters.mlx.engine`. The process inherits a listening socket,
+`mlx_backend` starts the process as `python -m unisono_adapters.mlx.engine`. The process inherits a listening socket,
 and the read end of a pipe as standard input. It exits when the pipe closes, so it never outlives its parent process.
 With `--shared` there is no pipe, and the process runs as long as a gateway is connected. The socket loop runs in the
 main thread and stays responsive; the model runs in a thread of its own (`mlx.batch`). Output of libraries is written

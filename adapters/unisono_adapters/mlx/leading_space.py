@@ -5,7 +5,7 @@ dropped. A non-streamed answer of the server contains the id and the probability
 tokens (the first piece) are requested without streaming. The rest is streamed from a position at which the next token
 is nearly certain, so that it is known whether the text after this position begins with a space.
 
-A prompt that would crash the server (`_poison_prompts`) is never sent. Therefore the stream begins before the last
+A prompt that would crash the server (`crashing_prompts`) is never sent. Therefore the stream begins before the last
 token of the first piece, not after it. If the job's own prompt would crash the server, the prompt is sent without its
 last token, and the server must generate that token again. If the server generates a different token, the request is
 repeated. The first piece is short, because the server generates all of it even if the client disconnects. Measured on
@@ -42,7 +42,7 @@ from unisono_adapters._events import decoded, generate, token_ids
 from unisono_adapters._failures import FailureTable
 from unisono_adapters._framing import Framing, LineCutter
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._poison_prompts import PoisonPrompt
+from unisono_adapters.mlx.crashing_prompts import PoisonPrompt
 
 # Number of tokens in the first piece: probably one of them is nearly certain, and the client need not wait long.
 PROBE_TOKENS = 16

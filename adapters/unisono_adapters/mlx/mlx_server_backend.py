@@ -3,7 +3,7 @@
 The text spells out all special tokens except the stop token, which the server omits. The server uses HTTP/1.0, which
 ends a response by closing the connection. So a stream that ends without `[DONE]` means that the server crashed. The
 server returns 404 for any failure during generation. It drops a space at the beginning of its output. That matters
-only if the prompt ends inside a message; such an answer is requested in a different way (`_leading_space`). Measured
+only if the prompt ends inside a message; such an answer is requested in a different way (`leading_space`). Measured
 on mlx-lm 0.32.2.
 """
 
@@ -17,11 +17,12 @@ from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Ou
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
-from unisono_adapters import _completions, _leading_space
+from unisono_adapters import _completions
 from unisono_adapters._constraints import refused_kind
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._poison_prompts import PoisonPrompt
 from unisono_adapters._probe import Subject, examine
+from unisono_adapters.mlx import leading_space
+from unisono_adapters.mlx.crashing_prompts import PoisonPrompt
 
 # Model name that means the loaded model. The server would look up any other name on the Hugging Face hub.
 LOADED = "default_model"
@@ -70,8 +71,8 @@ class MlxServerBackend:
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
-        if _leading_space.is_inside(job.prompt) or job.prompt.text in self._written:
-            chunks = _leading_space.complete_text(self._wire, job, _body, self._written)
+        if leading_space.is_inside(job.prompt) or job.prompt.text in self._written:
+            chunks = leading_space.complete_text(self._wire, job, _body, self._written)
         else:
             self._written.record(job.prompt)
             chunks = self._stream(job)
