@@ -26,7 +26,7 @@ from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_choice import SelectionRequest
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup
-from unisono.routing.selector import PrefixIndex
+from unisono.routing.prefix_index import PrefixIndex
 
 PROMPT_TOKENS = 32_000
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS

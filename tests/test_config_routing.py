@@ -16,7 +16,7 @@ from unisono.routing.attempt_timeouts import MinTimeouts
 from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
 from unisono.routing.deployment_choice import Strategy
 from unisono.routing.failover_route import MAX_FAILED_ATTEMPTS
-from unisono.routing.selector import BLOCKS
+from unisono.routing.prefix_index import BLOCKS
 
 PAGE = Path(__file__).parent.parent / "docs" / "routing.md"
 

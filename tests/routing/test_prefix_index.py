@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.route_protocol import BLOCK_TOKENS, blocks_of
-from unisono.routing.selector import PrefixIndex
+from unisono.routing.prefix_index import PrefixIndex
 
 
 def prompt(*parts: int) -> tuple[int, ...]:

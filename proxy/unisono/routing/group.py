@@ -20,10 +20,11 @@ from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.deployment_choice import Choice, Rank, SelectionRequest, Strategy
 from unisono.routing.hedge import HedgeBudget, HedgeRules
+from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
 from unisono.routing.retry_budget import RetryBudget
-from unisono.routing.selector import PrefixIndex, Selector
+from unisono.routing.selector import Selector
 from unisono.routing.tags import TagRules
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0

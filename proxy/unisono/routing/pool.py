@@ -25,7 +25,7 @@ from unisono.routing.deployment import LiveDeployment
 from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.failover_route import GroupFailoverRoute
 from unisono.routing.group import DeploymentGroup, RoutingRules
-from unisono.routing.selector import PrefixIndex
+from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.status import DeploymentStatus, status_of
 
 WATCH_EVERY_S = 5.0

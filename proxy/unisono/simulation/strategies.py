@@ -12,7 +12,8 @@ from math import ceil
 from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.deployment_choice import Candidate, Rank, Share, Strategy
 from unisono.routing.deployment_rate_limits import rate_of
-from unisono.routing.selector import PrefixIndex, Selector
+from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.selector import Selector
 from unisono.simulation.plan import BackendPlan, SimulationPlan
 from unisono.simulation.run import PlacementRequest
 from unisono.simulation.traffic import US
