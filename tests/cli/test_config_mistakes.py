@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.e2e.gateway import config_of, gateway
 from unisono.cli import main
 from unisono.cli.discover import DiscoveredBackend
-from unisono.cli.serve import is_known_key, refuse_to_be_open
+from unisono.cli.open_gateway_check import is_known_key, refuse_to_be_open
 from unisono.config import load, parse
 from unisono.errors import ConfigError
 from unisono.server.startup_screen import curl_line
