@@ -1,6 +1,6 @@
 """Complete route table of the admin API. Each imported module adds its routes to the table."""
 
-from unisono.api.admin import audit, customers, key_import, keys, models, spend, teams, users
+from unisono.api.admin import audit, budget_routes, customers, key_import, keys, models, spend, teams, users
 from unisono.api.admin.administration import ADMIN, Administration
 from unisono.api.admin.deployment_health import BackendHealth
 from unisono.api.admin.model_changes import ModelAdministration
@@ -11,6 +11,7 @@ __all__ = [
     "BackendHealth",
     "ModelAdministration",
     "audit",
+    "budget_routes",
     "customers",
     "key_import",
     "keys",

@@ -1,4 +1,4 @@
-"""Routes `/user/*` and `/budget/*`: users with a role and limits, and named budgets."""
+"""Routes `/user/*`: users with a role and limits."""
 
 from __future__ import annotations
 
@@ -6,28 +6,20 @@ from typing import Annotated
 
 from fastapi import Query
 
-from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, creation_name, page_of
+from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, creation_name
 from unisono.api.admin.directory import (
     change_members,
-    check_unused,
     create_entry,
     delete_entries,
-    delete_entry,
     find_entry,
     page_answer,
     update_entry,
 )
 from unisono.api.admin.entry_schema import (
-    BudgetObject,
-    BudgetReferences,
     ChangedUser,
-    DeleteBudget,
     DeleteUsers,
-    ListQuery,
-    NewBudget,
     NewUser,
     NewUserAnswer,
-    UpdateBudget,
     UpdateUser,
     UserInfo,
     UserPage,
@@ -40,7 +32,7 @@ from unisono.api.admin.ledger_totals import key_owners, spend_by
 from unisono.api.admin.roles import MemberRole
 from unisono.api.answer_types import Object
 from unisono.api.dependencies import parsed_body
-from unisono.api.route_table import BODY_404_409, BODY_ERRORS, READ_404
+from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest
 
@@ -126,53 +118,3 @@ async def delete_users(
 ) -> int:
     """Delete users, revoke their keys permanently, and return the number of deleted users."""
     return len(await delete_entries(admin, actor, EntryKind.USER, body.user_ids, "user_ids"))
-
-
-@ADMIN.add("POST", "/budget/new", BODY_404_409, answer=BudgetObject, body=NewBudget)
-async def create_budget(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    body: Annotated[NewBudget, parsed_body(NewBudget)],
-    idempotency_key: IdempotencyKey = "",
-) -> Object:
-    """Create a named budget: limits for the keys, teams and users that name it in `budget_id`."""
-    budget = await create_entry(admin, actor, EntryKind.BUDGET, body, idempotency_key)
-    return admin.view(budget)
-
-
-@ADMIN.add("POST", "/budget/info", (*BODY_ERRORS, 404), body=BudgetReferences)
-async def get_budget_info(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[BudgetReferences, parsed_body(BudgetReferences)]
-) -> list[BudgetObject]:
-    """Return named budgets."""
-    found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
-    return [BudgetObject.model_validate(admin.view(budget)) for budget in found]
-
-
-@ADMIN.add("GET", "/budget/list")
-async def list_budgets(
-    admin: AdminDeps, actor: CurrentActor, query: Annotated[ListQuery, Query()]
-) -> list[BudgetObject]:
-    """List named budgets, oldest first."""
-    del actor  # only the check of its role is needed
-    page, _ = page_of(await admin.store.directory(EntryKind.BUDGET), query.page, query.page_size)
-    return [BudgetObject.model_validate(admin.view(budget)) for budget in page]
-
-
-@ADMIN.add("POST", "/budget/delete", BODY_404_409, answer=BudgetObject, body=DeleteBudget)
-async def delete_budget(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteBudget, parsed_body(DeleteBudget)]
-) -> Object:
-    """Delete a named budget, which no key, team, user or end user may still use."""
-    budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
-    await check_unused(admin, budget)
-    await delete_entry(admin, actor, budget)
-    return admin.view(budget)
-
-
-@ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)
-async def update_budget(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
-) -> Object:
-    """Change the limits of a named budget. The change takes effect everywhere within a second."""
-    return admin.view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body))
