@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from click.testing import CliRunner
@@ -22,11 +22,13 @@ from starlette.routing import Route
 from tests.api.asgi import Exchange
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.dependencies import ParsedBody
 from unisono.api.layered_app import LayeredApp
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.openapi import to_document
 from unisono.api.responses.conversations.routes import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.route_table import GatewayRoute
 from unisono.app import build
 from unisono.bootstrap.fastapi_routes import ROUTES
 from unisono.cli import main
@@ -333,6 +335,19 @@ def test_the_command_prints_the_document() -> None:
     printed = CliRunner().invoke(main, ["openapi"])
     assert printed.exit_code == 0
     assert json.loads(printed.output) == document()
+
+
+def test_each_endpoint_parses_the_body_that_its_route_declares() -> None:
+    (marker,) = get_args(ParsedBody)[1:]
+    parsed = [
+        (route.endpoint, get_args(hint)[0], route.body_model)
+        for route in ROUTES
+        if isinstance(route, GatewayRoute)
+        for hint in get_type_hints(route.endpoint, include_extras=True).values()
+        if marker in get_args(hint)
+    ]
+    assert len(parsed) > 30
+    assert [each for each in parsed if each[1] is not each[2]] == []
 
 
 def test_response_schemas_are_built_on_first_use() -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from unisono.api.body import off_loop, read_json
 from unisono.api.field_types import shortened
-from unisono.api.route_table import dependency
+from unisono.api.route_table import GatewayRoute, dependency
 from unisono.core.access import Caller
 from unisono.errors import UnsupportedValue
 
@@ -37,19 +37,20 @@ def provided(kind: type[Kind]) -> Any:
     return Depends(find)
 
 
-def parsed_body(kind: type[Model], *, may_lack: bool = False) -> Any:
-    """Return a FastAPI dependency that parses the body of a request as a `kind`.
+async def _parsed_body(request: Request) -> BaseModel:
+    """Parse the body of a request as the model that the route declares.
 
-    If `may_lack` is True, a missing body is read as an empty object. The dependency raises the errors of `read_json`,
-    and Pydantic's ValidationError. FastAPI's own parsing has none of the limits of `read_json`, and validates large
-    bodies on the event loop.
+    A missing body is read as an empty object if it is optional. Raises the errors of `read_json`, and Pydantic's
+    ValidationError. FastAPI's own parsing has none of the limits of `read_json`, and validates large bodies on the
+    event loop.
     """
+    route: GatewayRoute = request.scope["route"]
+    body = {} if route.has_optional_body and not await request.body() else await read_json(request)
+    return await off_loop(lambda: route.body_model.model_validate(body), len(await request.body()))
 
-    async def parsed(request: Request) -> Model:
-        body = {} if may_lack and not await request.body() else await read_json(request)
-        return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
-    return Depends(parsed)
+# Body of a request. The model must be the one that the route declares with `body`.
+ParsedBody = Annotated[Model, Depends(_parsed_body)]
 
 
 async def check_query(request: Request) -> None:

@@ -98,6 +98,16 @@ class GatewayRoute(Route):
             route.stream_item_field = create_model_field("event", self._events, mode="serialization")
         return route
 
+    @property
+    def body_model(self) -> type[BaseModel]:
+        declared: Any = self._body
+        model: type[BaseModel] = declared.__args__[0] if self.has_optional_body else declared
+        return model
+
+    @property
+    def has_optional_body(self) -> bool:
+        return isinstance(self._body, UnionType)
+
     @cached_property
     def query_parameters(self) -> frozenset[str]:
         """Names of the query parameters that the endpoint declares, also in a model."""

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.body import off_loop
-from unisono.api.dependencies import CurrentCaller, parsed_body, provided
+from unisono.api.dependencies import CurrentCaller, ParsedBody, provided
 from unisono.api.field_types import AtMost, ModelName, Text
 from unisono.api.route_table import BODY_ERRORS, RouteTable
 from unisono.core.access import Caller
@@ -113,10 +113,7 @@ async def _count(tokenizer: Tokenizer, body: TokenizedInput, caller: Caller, req
 
 @TOKENIZER.add("POST", "/utils/token_counter", (*BODY_ERRORS, 404), body=TokenizedInput)
 async def count_tokens(
-    tokenizer: Source,
-    caller: CurrentCaller,
-    request_id: RequestId,
-    body: Annotated[TokenizedInput, parsed_body(TokenizedInput)],
+    tokenizer: Source, caller: CurrentCaller, request_id: RequestId, body: ParsedBody[TokenizedInput]
 ) -> TokenCount:
     """Count the tokens of a text, or of the prompt for messages."""
     tokenizer.check_model(body.model, caller)
@@ -127,9 +124,7 @@ async def count_tokens(
 
 
 @TOKENIZER.add("POST", "/tokenize", (*BODY_ERRORS, 404), body=TokenizeRequest)
-async def tokenize(
-    tokenizer: Source, caller: CurrentCaller, body: Annotated[TokenizeRequest, parsed_body(TokenizeRequest)]
-) -> TokenizedText:
+async def tokenize(tokenizer: Source, caller: CurrentCaller, body: ParsedBody[TokenizeRequest]) -> TokenizedText:
     """Return the tokens of a text."""
     context = tokenizer.check_model(body.model, caller)
     if body.prompt is None:
@@ -143,9 +138,7 @@ async def tokenize(
 
 
 @TOKENIZER.add("POST", "/detokenize", (*BODY_ERRORS, 404), body=DetokenizeRequest)
-async def detokenize(
-    tokenizer: Source, caller: CurrentCaller, body: Annotated[DetokenizeRequest, parsed_body(DetokenizeRequest)]
-) -> DetokenizedText:
+async def detokenize(tokenizer: Source, caller: CurrentCaller, body: ParsedBody[DetokenizeRequest]) -> DetokenizedText:
     """Return the text of tokens."""
     tokenizer.check_model(body.model, caller)
     if not all(0 <= token < VOCABULARY for token in body.tokens):

@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from unisono.api.admin.administration import Administration
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.completions.routes import CompletionRoute
-from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
+from unisono.api.dependencies import CurrentCaller, ParsedBody, PathId, provided
 from unisono.api.field_types import FieldInput, OpenModel, invalid_field
 from unisono.api.route_table import BODY_ERRORS, EVENTS, MODEL_CALL_ERRORS, READ_404, RouteTable
 from unisono.core.access import Caller
@@ -251,7 +251,7 @@ async def fork_trace(
     caller: CurrentCaller,
     request: Request,
     id: PathId,
-    fork: Annotated[ForkRequest, parsed_body(ForkRequest)],
+    fork: ParsedBody[ForkRequest],
 ) -> Response:
     """Generate the rest of a recorded answer again, from a token to the end of its step."""
     document = await _document(deps.traces, caller, id)
@@ -311,9 +311,7 @@ async def _events(batches: AsyncIterator[list[dict[str, Any]]]) -> AsyncIterator
 
 
 @WEB.add("POST", "/inspect", (*BODY_ERRORS, 404, 429), answer=Inspection, body=InspectRequest)
-async def inspect(
-    deps: Deps, caller: CurrentCaller, inspection: Annotated[InspectRequest, parsed_body(InspectRequest)]
-) -> Response:
+async def inspect(deps: Deps, caller: CurrentCaller, inspection: ParsedBody[InspectRequest]) -> Response:
     """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
     inspection.check()
     if inspection.id is not None:

@@ -17,7 +17,7 @@ from unisono.api.admin.entry_schema import (
     UpdateBudget,
 )
 from unisono.api.answer_types import Object
-from unisono.api.dependencies import parsed_body
+from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, BODY_ERRORS
 from unisono.core.directory import EntryKind
 
@@ -26,7 +26,7 @@ from unisono.core.directory import EntryKind
 async def create_budget(
     admin: AdminDeps,
     actor: CurrentActor,
-    body: Annotated[NewBudget, parsed_body(NewBudget)],
+    body: ParsedBody[NewBudget],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
     """Create a named budget: limits for the keys, teams and users that name it in `budget_id`."""
@@ -36,7 +36,7 @@ async def create_budget(
 
 @ADMIN.add("POST", "/budget/info", (*BODY_ERRORS, 404), body=BudgetReferences)
 async def get_budget_info(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[BudgetReferences, parsed_body(BudgetReferences)]
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[BudgetReferences]
 ) -> list[BudgetObject]:
     """Return named budgets."""
     found = [await find_entry(admin, actor, EntryKind.BUDGET, id, "budgets") for id in body.budgets]
@@ -54,9 +54,7 @@ async def list_budgets(
 
 
 @ADMIN.add("POST", "/budget/delete", BODY_404_409, answer=BudgetObject, body=DeleteBudget)
-async def delete_budget(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteBudget, parsed_body(DeleteBudget)]
-) -> Object:
+async def delete_budget(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[DeleteBudget]) -> Object:
     """Delete a named budget, which no key, team, user or end user may still use."""
     budget = await find_entry(admin, actor, EntryKind.BUDGET, body.id, "id")
     await check_unused(admin, budget)
@@ -65,8 +63,6 @@ async def delete_budget(
 
 
 @ADMIN.add("POST", "/budget/update", BODY_404_409, answer=BudgetObject, body=UpdateBudget)
-async def update_budget(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateBudget, parsed_body(UpdateBudget)]
-) -> Object:
+async def update_budget(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[UpdateBudget]) -> Object:
     """Change the limits of a named budget. The change takes effect everywhere within a second."""
     return admin.view(await update_entry(admin, actor, EntryKind.BUDGET, body.budget_id, body))

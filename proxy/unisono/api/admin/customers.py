@@ -28,7 +28,7 @@ from unisono.api.admin.entry_schema import (
 from unisono.api.admin.ledger_totals import account_spend, applied_limits
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import AnswerModel, Count, Object
-from unisono.api.dependencies import parsed_body
+from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, READ_404, RouteTable
 from unisono.core.access import shared_account
 from unisono.core.directory import DirectoryEntry, EntryKind
@@ -64,10 +64,7 @@ async def customer_answer(admin: Administration, entry: DirectoryEntry) -> Objec
 
 @CUSTOMERS.add("POST", "/new", BODY_404_409, answer=CustomerObject, body=NewCustomer)
 async def create_customer(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    body: Annotated[NewCustomer, parsed_body(NewCustomer)],
-    idempotency_key: IdempotencyKey = "",
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[NewCustomer], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create an end user. The body may set limits and permitted models, and may block the user."""
     entry = await create_entry(admin, actor, EntryKind.CUSTOMER, body, idempotency_key)
@@ -92,16 +89,14 @@ async def list_customers(
 
 
 @CUSTOMERS.add("POST", "/update", BODY_404_409, answer=CustomerObject, body=UpdateCustomer)
-async def update_customer(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateCustomer, parsed_body(UpdateCustomer)]
-) -> Object:
+async def update_customer(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[UpdateCustomer]) -> Object:
     """Change the settings that the body contains; all other settings of the end user stay."""
     return await customer_answer(admin, await update_entry(admin, actor, EntryKind.CUSTOMER, body.user_id, body))
 
 
 @CUSTOMERS.add("POST", "/delete", BODY_404_409, body=CustomerReferences)
 async def delete_customers(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[CustomerReferences]
 ) -> DeletedCustomers:
     """Delete end users. Requests that name them are then not limited any more."""
     ids = await delete_entries(admin, actor, EntryKind.CUSTOMER, body.user_ids, "user_ids")
@@ -110,7 +105,7 @@ async def delete_customers(
 
 @CUSTOMERS.add("POST", "/block", BODY_404_409, body=CustomerReferences)
 async def block_customers(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[CustomerReferences]
 ) -> BlockedCustomers:
     """Block end users: requests that name them are refused. Unknown end users are created."""
     blocked = [await _blocked(admin, actor, id) for id in dict.fromkeys(body.user_ids)]
@@ -132,7 +127,7 @@ async def _blocked(admin: Administration, actor: Actor, id: str) -> DirectoryEnt
 
 @CUSTOMERS.add("POST", "/unblock", BODY_404_409, body=CustomerReferences)
 async def unblock_customers(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[CustomerReferences, parsed_body(CustomerReferences)]
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[CustomerReferences]
 ) -> StillBlocked:
     """Unblock end users: requests that name them are accepted again."""
     ids = dict.fromkeys(body.user_ids)

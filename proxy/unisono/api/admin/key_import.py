@@ -10,7 +10,7 @@ from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor
 from unisono.api.admin.fields import AdminBody, Names
 from unisono.api.admin.litellm_key_rows import import_keys
 from unisono.api.answer_types import AnswerModel
-from unisono.api.dependencies import parsed_body
+from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409
 
 MAX_ROWS: Final = 1000
@@ -45,9 +45,7 @@ class ImportAnswer(AnswerModel):
 
 
 @ADMIN.add("POST", "/key/import", BODY_404_409, body=ImportKeys)
-async def import_keys_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[ImportKeys, parsed_body(ImportKeys)]
-) -> ImportAnswer:
+async def import_keys_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[ImportKeys]) -> ImportAnswer:
     """Import keys of a LiteLLM proxy. A key that is refused does not affect the other keys."""
     found = await import_keys(admin, actor, body.keys, ignored=body.ignore, creates_owners=body.create_owners)
     return ImportAnswer(

@@ -48,7 +48,7 @@ from unisono.api.admin.key_schema import (
 from unisono.api.admin.ledger_totals import key_spend
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import Object
-from unisono.api.dependencies import PathId, parsed_body
+from unisono.api.dependencies import ParsedBody, PathId
 from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.access import KeyRecord
 from unisono.core.conversation import Json
@@ -271,10 +271,7 @@ def created_answer(admin: Administration, new: Issued) -> dict[str, Json]:
 
 @ADMIN.add("POST", "/key/generate", BODY_404_409, answer=GeneratedKey, body=GenerateKey)
 async def generate_key_route(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    body: Annotated[GenerateKey, parsed_body(GenerateKey)],
-    idempotency_key: IdempotencyKey = "",
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[GenerateKey], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create a virtual key; its secret is shown once."""
     return await create_key(admin, actor, body, idempotency_key)
@@ -301,43 +298,33 @@ async def list_key_page(admin: AdminDeps, actor: CurrentActor, query: Annotated[
 
 
 @ADMIN.add("POST", "/key/update", BODY_404_409, answer=KeyObject, body=UpdateKey)
-async def update_key_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateKey, parsed_body(UpdateKey)]
-) -> Object:
+async def update_key_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[UpdateKey]) -> Object:
     """Change the settings that the body contains; all other settings of the key stay."""
     record = await update_key(admin, actor, body)
     return {"key": record.id, **admin.view(record)}
 
 
 @ADMIN.add("POST", "/key/delete", BODY_404_409, body=DeleteKeys)
-async def delete_keys_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteKeys, parsed_body(DeleteKeys)]
-) -> DeletedKeys:
+async def delete_keys_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[DeleteKeys]) -> DeletedKeys:
     """Revoke keys permanently."""
     names = await delete_keys(admin, actor, body)
     return DeletedKeys(deleted_keys=["sk-..." if name.startswith(PREFIX) else name for name in names])
 
 
 @ADMIN.add("POST", "/key/block", BODY_404_409, answer=KeyObject, body=KeyReference)
-async def block_key_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
-) -> Object:
+async def block_key_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[KeyReference]) -> Object:
     """Block a key until it is unblocked."""
     return admin.view(await block_key(admin, actor, body.key, is_blocked=True))
 
 
 @ADMIN.add("POST", "/key/unblock", BODY_404_409, answer=KeyObject, body=KeyReference)
-async def unblock_key_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[KeyReference, parsed_body(KeyReference)]
-) -> Object:
+async def unblock_key_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[KeyReference]) -> Object:
     """Unblock a key."""
     return admin.view(await block_key(admin, actor, body.key, is_blocked=False))
 
 
 @ADMIN.add("POST", "/key/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey | None)
-async def regenerate_key_route(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)]
-) -> Object:
+async def regenerate_key_route(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[RegenerateKey]) -> Object:
     """Give a key a new secret, which no later response contains."""
     name = body.key or (actor.key.id if actor.key else "")
     if not name:
@@ -347,10 +334,7 @@ async def regenerate_key_route(
 
 @ADMIN.add("POST", "/key/{key}/regenerate", BODY_404_409, answer=GeneratedKey, body=RegenerateKey | None)
 async def regenerate_named_key_route(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    key: PathId,
-    body: Annotated[RegenerateKey, parsed_body(RegenerateKey, may_lack=True)],
+    admin: AdminDeps, actor: CurrentActor, key: PathId, body: ParsedBody[RegenerateKey]
 ) -> Object:
     """Give the key in the path a new secret, which no later response contains."""
     if body.key not in (None, key):

@@ -19,7 +19,7 @@ from unisono.api.admin.model_changes import (
     set_drained,
 )
 from unisono.api.answer_types import AnswerModel, Object
-from unisono.api.dependencies import CurrentCaller, check_query, parsed_body, provided
+from unisono.api.dependencies import CurrentCaller, ParsedBody, check_query, provided
 from unisono.api.model_facts import MODEL_FACTS, Cards, LiteLlmModel, to_litellm_model
 from unisono.api.route_table import BODY_404_409
 from unisono.core.access import Caller
@@ -90,7 +90,7 @@ async def create_model_deployment(
     admin: AdminDeps,
     models: Models,
     actor: CurrentActor,
-    body: Annotated[NewModel, parsed_body(NewModel)],
+    body: ParsedBody[NewModel],
     idempotency_key: IdempotencyKey = "",
 ) -> Object:
     """Add a deployment. It gets requests as soon as a probe has succeeded."""
@@ -100,7 +100,7 @@ async def create_model_deployment(
 
 @ADMIN.add("POST", "/model/update", BODY_404_409, answer=ModelRow, body=ChangedModel)
 async def update_model_deployment(
-    admin: AdminDeps, models: Models, actor: CurrentActor, body: Annotated[ChangedModel, parsed_body(ChangedModel)]
+    admin: AdminDeps, models: Models, actor: CurrentActor, body: ParsedBody[ChangedModel]
 ) -> Object:
     """Change the settings that the body contains; all other settings of the deployment stay."""
     id = (body.model_info or {}).get("id")
@@ -111,11 +111,7 @@ async def update_model_deployment(
 
 @ADMIN.add("PATCH", "/model/{id:path}/update", BODY_404_409, answer=ModelRow, body=ChangedModel)
 async def patch_model_deployment(
-    admin: AdminDeps,
-    models: Models,
-    actor: CurrentActor,
-    id: DeploymentId,
-    body: Annotated[ChangedModel, parsed_body(ChangedModel)],
+    admin: AdminDeps, models: Models, actor: CurrentActor, id: DeploymentId, body: ParsedBody[ChangedModel]
 ) -> Object:
     """Change the settings that the body contains; all other settings of the deployment stay."""
     return await _changed(admin, models, actor, id, body)
@@ -131,7 +127,7 @@ async def _changed(
 
 @ADMIN.add("POST", "/model/delete", BODY_404_409, body=ModelReference)
 async def delete_model_deployment(
-    admin: AdminDeps, models: Models, actor: CurrentActor, body: Annotated[ModelReference, parsed_body(ModelReference)]
+    admin: AdminDeps, models: Models, actor: CurrentActor, body: ParsedBody[ModelReference]
 ) -> DeletedModel:
     """Remove a stored deployment. Answers in progress are completed."""
     await delete_model(admin, models, actor, body.id)

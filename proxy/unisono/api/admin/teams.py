@@ -46,7 +46,7 @@ from unisono.api.admin.ledger_totals import spend_by
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object
-from unisono.api.dependencies import parsed_body
+from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
@@ -59,10 +59,7 @@ class DeletedTeams(AnswerModel):
 
 @ADMIN.add("POST", "/team/new", BODY_404_409, answer=TeamObject, body=NewTeam)
 async def create_team(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    body: Annotated[NewTeam, parsed_body(NewTeam)],
-    idempotency_key: IdempotencyKey = "",
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[NewTeam], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create a team."""
     members = await ensure_users(admin, actor, body.members_with_roles)
@@ -114,18 +111,14 @@ async def list_team_page(admin: AdminDeps, actor: CurrentActor, query: Annotated
 
 
 @ADMIN.add("POST", "/team/update", BODY_404_409, answer=ChangedTeam, body=UpdateTeam)
-async def update_team(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateTeam, parsed_body(UpdateTeam)]
-) -> Object:
+async def update_team(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[UpdateTeam]) -> Object:
     """Change the settings that the body contains; all other settings of the team stay."""
     team = await update_entry(admin, actor, EntryKind.TEAM, body.team_id, body)
     return {"team_id": team.id, "data": admin.view(team)}
 
 
 @ADMIN.add("POST", "/team/delete", BODY_404_409, body=DeleteTeams)
-async def delete_teams(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteTeams, parsed_body(DeleteTeams)]
-) -> DeletedTeams:
+async def delete_teams(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[DeleteTeams]) -> DeletedTeams:
     """Delete teams and revoke their keys permanently."""
     return DeletedTeams(deleted_teams=await delete_entries(admin, actor, EntryKind.TEAM, body.team_ids, "team_ids"))
 
@@ -136,17 +129,13 @@ async def _block(admin: Administration, actor: Actor, id: str, *, is_blocked: bo
 
 
 @ADMIN.add("POST", "/team/block", BODY_404_409, answer=TeamObject, body=TeamReference)
-async def block_team(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
-) -> Object:
+async def block_team(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[TeamReference]) -> Object:
     """Block a team: requests with its keys are refused until the team is unblocked."""
     return await _block(admin, actor, body.team_id, is_blocked=True)
 
 
 @ADMIN.add("POST", "/team/unblock", BODY_404_409, answer=TeamObject, body=TeamReference)
-async def unblock_team(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[TeamReference, parsed_body(TeamReference)]
-) -> Object:
+async def unblock_team(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[TeamReference]) -> Object:
     """Unblock a team, so that its keys are accepted again."""
     return await _block(admin, actor, body.team_id, is_blocked=False)
 
@@ -160,9 +149,7 @@ async def _own_team(admin: Administration, actor: Actor, id: str) -> DirectoryEn
 
 
 @ADMIN.add("POST", "/team/member_add", BODY_404_409, answer=TeamObject, body=AddMembers)
-async def add_team_members(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[AddMembers, parsed_body(AddMembers)]
-) -> Object:
+async def add_team_members(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[AddMembers]) -> Object:
     """Add members to a team, or change their role in it."""
     team = await _own_team(admin, actor, body.team_id)
     members = [body.member] if isinstance(body.member, TeamMember) else body.member
@@ -182,9 +169,7 @@ async def add_team_members(
 
 
 @ADMIN.add("POST", "/team/member_delete", BODY_404_409, answer=TeamObject, body=DeleteMember)
-async def delete_team_member(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteMember, parsed_body(DeleteMember)]
-) -> Object:
+async def delete_team_member(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[DeleteMember]) -> Object:
     """Remove a member from a team. The member's keys stay in the team."""
     team = await _own_team(admin, actor, body.team_id)
     if body.user_id is None and body.user_email is None:

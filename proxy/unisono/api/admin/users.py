@@ -31,7 +31,7 @@ from unisono.api.admin.keys import create_key
 from unisono.api.admin.ledger_totals import key_owners, spend_by
 from unisono.api.admin.roles import MemberRole
 from unisono.api.answer_types import Object
-from unisono.api.dependencies import parsed_body
+from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, READ_404
 from unisono.core.directory import EntryKind
 from unisono.errors import InvalidRequest
@@ -39,10 +39,7 @@ from unisono.errors import InvalidRequest
 
 @ADMIN.add("POST", "/user/new", BODY_404_409, answer=NewUserAnswer, body=NewUser)
 async def create_user(
-    admin: AdminDeps,
-    actor: CurrentActor,
-    body: Annotated[NewUser, parsed_body(NewUser)],
-    idempotency_key: IdempotencyKey = "",
+    admin: AdminDeps, actor: CurrentActor, body: ParsedBody[NewUser], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create a user, and a key of the user unless `auto_create_key` is false."""
     for field, value in () if body.auto_create_key else (("key_alias", body.key_alias), ("duration", body.duration)):
@@ -104,17 +101,13 @@ async def list_users(admin: AdminDeps, actor: CurrentActor, query: Annotated[Use
 
 
 @ADMIN.add("POST", "/user/update", BODY_404_409, answer=ChangedUser, body=UpdateUser)
-async def update_user(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[UpdateUser, parsed_body(UpdateUser)]
-) -> Object:
+async def update_user(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[UpdateUser]) -> Object:
     """Change the settings that the body contains; all other settings of the user stay."""
     user = await update_entry(admin, actor, EntryKind.USER, body.user_id, body)
     return {"user_id": user.id, "data": admin.view(user)}
 
 
 @ADMIN.add("POST", "/user/delete", BODY_404_409, answer=int, body=DeleteUsers)
-async def delete_users(
-    admin: AdminDeps, actor: CurrentActor, body: Annotated[DeleteUsers, parsed_body(DeleteUsers)]
-) -> int:
+async def delete_users(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[DeleteUsers]) -> int:
     """Delete users, revoke their keys permanently, and return the number of deleted users."""
     return len(await delete_entries(admin, actor, EntryKind.USER, body.user_ids, "user_ids"))

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
 from unisono.api.body import off_loop, read_json, work_size
-from unisono.api.dependencies import CurrentCaller, PathId, parsed_body, provided
+from unisono.api.dependencies import CurrentCaller, ParsedBody, PathId, provided
 from unisono.api.field_types import AtMost, FieldInput, OpenModel, shortened
 from unisono.api.json_response import to_whole
 from unisono.api.media_loading import MediaHistory, MediaSource, file_context
@@ -235,10 +235,7 @@ async def get_conversation(deps: Deps, caller: CurrentCaller, conversation: Path
 
 @CONVERSATIONS.add("POST", _ONE, BODY_404_409, body=ChangedConversation)
 async def update_conversation(
-    deps: Deps,
-    caller: CurrentCaller,
-    conversation: PathId,
-    change: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
+    deps: Deps, caller: CurrentCaller, conversation: PathId, change: ParsedBody[ChangedConversation]
 ) -> ConversationObject:
     """Replace the metadata of a conversation."""
     check_conversation(conversation)
