@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from unisono.bootstrap.deployments import build_pool
-from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import on_one_line
-from unisono.config import Config, ModelRegistry, parse
+from unisono.config import Config, ModelRegistry, load, parse
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.core.ports import Backend
@@ -42,7 +41,7 @@ async def open_backends(names: Sequence[str], config_path: Path | None) -> Async
         if not all(map(_is_address, names)):
             if config_path is None:
                 raise click.ClickException("a deployment needs --config; without --config, use KIND/MODEL@ADDRESS")
-            pools[""] = _pool(configured(config_path).config)
+            pools[""] = _pool(load(config_path).config)
         for name in filter(_is_address, names):
             pools[name] = _pool_at(name)
         yield [_live(name, pools.get(name) or pools[""]) for name in names]

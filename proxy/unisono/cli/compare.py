@@ -20,7 +20,7 @@ from unisono.cli.trace import newest_documents
 from unisono.core.access import LOCAL_TENANT, Caller
 from unisono.core.json_syntax import parsed_json
 from unisono.core.scoring import ScoringBackend
-from unisono.errors import UnisonoError
+from unisono.errors import ConfigError, UnisonoError
 from unisono.fidelity.comparison import AnswerSample, ScoredSample, Thresholds, compare
 from unisono.fidelity.report import to_json, to_lines
 from unisono.fidelity.runner import generate, score_on_both, to_sample
@@ -79,7 +79,7 @@ def run(
         samples = recorded_samples(config_path, traces) if traces else None
         prompts = [] if samples is not None else chat_prompts(prompts_path)
         scored = asyncio.run(_scored(names, config_path, samples, prompts, max_tokens))
-    except UnisonoError as error:
+    except (UnisonoError, ConfigError) as error:
         raise Impossible(str(error)) from error
     except click.ClickException as error:
         raise Impossible(error.message) from error

@@ -10,7 +10,6 @@ import click
 
 from unisono.cli.discover import identified
 from unisono.config import imported, own_servers
-from unisono.errors import ConfigError
 
 
 def run(source: Path, target: Path | None, *, probes: bool) -> None:
@@ -19,11 +18,8 @@ def run(source: Path, target: Path | None, *, probes: bool) -> None:
     With `probes`, servers of unknown kind are probed to find their kind. Only the owner of the new file can read it,
     because it may contain keys.
     """
-    try:
-        kinds = asyncio.run(identified(own_servers(source))) if probes else {}
-        text = imported(source, kinds)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    kinds = asyncio.run(identified(own_servers(source))) if probes else {}
+    text = imported(source, kinds)
     if target is None:
         click.echo(text, nl=False)
         return

@@ -5,11 +5,9 @@ The commands make the same changes as the admin API, including audit records.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +22,15 @@ from unisono.api.admin.keys import revoke_key
 from unisono.api.admin.litellm_key_rows import ImportedKey, import_keys, read_export
 from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
-from unisono.bootstrap.store import store_address
+from unisono.cli import opened_store
 from unisono.cli.param_types import MICRO, written_period
-from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import on_one_line, print_key, table_lines
-from unisono.config import Config
+from unisono.config import Config, load
 from unisono.core.access import KeyRecord
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import KeyLimits
 from unisono.core.state_store import Store
-from unisono.errors import ConfigError, UnisonoError
-from unisono.store import open_store
 
-# Timeout of one store operation, in seconds. It is long, because no stream depends on it.
-PATIENCE_S = 5.0
 # A user who can read the configuration has the rights of the master key.
 OPERATOR = Actor(Role.MASTER)
 
@@ -66,7 +59,7 @@ class LocalKeys:
     """Commands on keys in the store of a configuration."""
 
     def __init__(self, config_path: Path) -> None:
-        self._config = configured(config_path).config
+        self._config = load(config_path).config
 
     def create(self, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
         if self._config.general_settings.master_key is None:
@@ -155,31 +148,12 @@ def print_imported(found: Sequence[ImportedKey]) -> None:
 
 
 def run_on_store(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> Result:
-    async def worked() -> Result:
-        async with _opened(config) as store:
-            return await work(OpenedKeyring(config, store))
-
-    try:
-        return asyncio.run(worked())
-    except UnisonoError as error:
-        raise click.ClickException(f"store: {error.message}") from error
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
-
-
-@asynccontextmanager
-async def _opened(config: Config) -> AsyncIterator[Store]:
-    address = store_address(config.store)
-    if address.startswith("memory:"):
-        raise ConfigError("store.url: a store in memory is lost when this command ends; use redis:// or sqlite:///path")
-    store = open_store(
-        address, deadline_s=max(config.store.deadline_s, PATIENCE_S), replicas=config.store.replicas, or_memory=False
+    return opened_store.run_on_store(
+        config,
+        lambda store: work(OpenedKeyring(config, store)),
+        if_memory="a store in memory is lost when this command ends",
+        writes=True,
     )
-    try:
-        await store.start()
-        yield store
-    finally:
-        await store.aclose()
 
 
 async def _find(opened: OpenedKeyring, key_id: str) -> KeyRecord:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from unisono.cli.options import CommandGroup
-from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
     from unisono.toolservers.transports import ToolServer
@@ -98,7 +97,7 @@ def browser(
     searching: SearchEngine
     readings: list[PageReader] = []
     if folder is not None:
-        documents = _checked(partial(Folder, folder))
+        documents = Folder(folder)
         searching = documents
         readings.append(documents)
     else:
@@ -156,7 +155,7 @@ def python(
 
     # This must be the first step, so that code which runs later cannot read this process.
     close_to_inspection()
-    way = _checked(partial(find_sandbox, interpreter, as_root=as_root, unsafe=unsafe))
+    way = find_sandbox(interpreter, as_root=as_root, unsafe=unsafe)
     limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
         f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",
@@ -164,17 +163,6 @@ def python(
         *(f"UNSAFE: {problem}." for problem in way.missing),
     ]
     _serve(python_server(CodeRunner(way, limits, at_once)), remarks, remembers=False, **where)
-
-
-Made = TypeVar("Made")
-
-
-def _checked(make: Callable[[], Made]) -> Made:
-    """Call `make`. A ConfigError ends the command with its message."""
-    try:
-        return make()
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _serve(
@@ -213,8 +201,5 @@ def _serve(
         for remark in (*remarks, f"Serving {server.name} at {url}"):
             say(remark)
 
-    app = _checked(partial(application, server, host, key=key, remembers=remembers))
-    try:
-        asyncio.run(serve_http(app, host, port, started))
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    app = application(server, host, key=key, remembers=remembers)
+    asyncio.run(serve_http(app, host, port, started))

@@ -10,11 +10,11 @@ from typing import TypeVar
 import click
 
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
-from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import harmless
+from unisono.config import load
 from unisono.core.server_tool_arguments import ToolArguments, read_arguments
 from unisono.core.tool_host import HostedTool, ToolHost, ToolOutcome, ToolServer
-from unisono.errors import ConfigError, UnisonoError
+from unisono.errors import UnisonoError
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ WIDEST = 72
 
 def show(config_path: Path, label: str | None) -> None:
     """Print the tools of one server, or of all if `label` is None. Exit code 1: a server failed."""
-    hosting = _server_tools(config_path)
+    hosting = build_server_tools(load(config_path).config)
     servers = [_server(hosting, label)] if label else list(hosting.configured.values())
     if not servers:
         raise click.ClickException("`mcp_servers` is empty; add a tool server")
@@ -48,7 +48,7 @@ def show(config_path: Path, label: str | None) -> None:
 
 def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     """Run a tool and print the text for the model. Exit code 1: the result is an error."""
-    hosting = _server_tools(config_path)
+    hosting = build_server_tools(load(config_path).config)
     server = _server(hosting, label)
     values = _arguments(arguments)
 
@@ -62,13 +62,6 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     click.echo(harmless(outcome.text), err=outcome.is_error)
     if outcome.is_error:
         raise SystemExit(1)
-
-
-def _server_tools(config_path: Path) -> ServerToolSetup:
-    try:
-        return build_server_tools(configured(config_path).config)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _server(setup: ServerToolSetup, label: str) -> ToolServer:

@@ -93,12 +93,8 @@ def add(
 
 def _read(file: Path) -> dict[str, Any]:
     from unisono.config.config_file import read
-    from unisono.errors import ConfigError
 
-    try:
-        tree = read(file).tree
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    tree = read(file).tree
     sections = (tree.get("litellm_params", {}), tree.get("model_info") or {}) if isinstance(tree, dict) else ()
     if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in sections):
         raise click.ClickException(f"{file}: must be one entry of `model_list`, with `model_name` and `litellm_params`")

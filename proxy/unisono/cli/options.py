@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from unisono.cli.terminal import occupy_closed_streams
 from unisono.core.json_syntax import is_well_formed
+from unisono.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -124,6 +125,13 @@ class CommandGroup(click.Group):
 
     command_class = TextCommand
     group_class = type
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A ConfigError ends it with the error's message."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.ClickException(str(error)) from error
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line. Interrupts and failed output cause no traceback."""

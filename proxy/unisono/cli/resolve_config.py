@@ -9,14 +9,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import click
-
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
 from unisono.config.environment import MASTER_KEY_VARIABLE
 from unisono.core.frozen import dataclass
 from unisono.core.install_commands import install_command
-from unisono.errors import ConfigError
 
 # Entry-point group of functions that check whether a `demo` model can run here. Entries are named after backend
 # kinds. A function returns None if the model can run, otherwise a text about what is missing.
@@ -35,21 +32,13 @@ class ResolvedConfig:
     remarks: tuple[str, ...] = ()
 
 
-def configured(config_path: Path) -> Loaded:
-    """Load the configuration at a path. An error in it ends the command with its message."""
-    try:
-        return load(config_path)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
-
-
 def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> ResolvedConfig:
     """Return the configuration to serve.
 
     Local backends are searched only if `config_path` is None.
     """
     if config_path is not None:
-        return ResolvedConfig(configured(config_path))
+        return ResolvedConfig(load(config_path))
     return without_config(asyncio.run(discover()), demo_missing(), os.environ if environ is None else environ)
 
 

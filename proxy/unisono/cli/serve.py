@@ -29,10 +29,7 @@ from unisono.server.startup_screen import screen_lines
 
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve until stopped. A failed start ends the command with a message."""
-    try:
-        ready = prepared(config_path)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    ready = prepared(config_path)
     config, errors = ready.loaded.config, ConfigErrors()
     with errors:
         refuse_to_be_open(config, host)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from unisono.config import Config
+from unisono.config import Config, load
 from unisono.config.config_file import parsed_yaml
 from unisono.errors import ConfigError
 from unisono.simulation import SimulationPlan, StrategyResult, parse, simulate, to_json, to_table
@@ -41,10 +41,7 @@ def run(
 
     `overrides` are fields of the plan and of its traffic. Fields with the value None are ignored.
     """
-    try:
-        plan = build_plan(plan_path, config_path, model, speeds, overrides)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    plan = build_plan(plan_path, config_path, model, speeds, overrides)
     results: list[StrategyResult] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
     if as_json:
         click.echo(json.dumps(to_json(plan, results), indent=2))
@@ -93,9 +90,8 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
     model.
     """
     from unisono.bootstrap.deployments import deployment_names
-    from unisono.cli.resolve_config import configured
 
-    config = configured(path).config
+    config = load(path).config
     names = deployment_names(config.model_list)
     groups = list(dict.fromkeys(entry.model_name for entry in config.model_list))
     if model is None and len(groups) > 1:

@@ -20,9 +20,8 @@ from unisono.bootstrap.salt import Salt
 from unisono.bootstrap.stored_models import NO_MODELS
 from unisono.cli.keyring import OPERATOR, OpenedKeyring, run_on_store
 from unisono.cli.remote_keys import AdminClient, reads_answers
-from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import table_lines
-from unisono.config import ModelRegistry
+from unisono.config import ModelRegistry, load
 from unisono.core.directory import DirectoryEntry
 from unisono.errors import ConfigError, InvalidRequest, NotFound
 
@@ -36,7 +35,7 @@ def show(config_path: Path) -> None:
 
     Contacts no backend.
     """
-    loaded = configured(config_path)
+    loaded = load(config_path)
     config = loaded.config
     try:
         catalogue = ModelRegistry(config)
@@ -80,7 +79,7 @@ class LocalModels:
     """Changes in the store of a configuration."""
 
     def __init__(self, config_path: Path) -> None:
-        self._config = configured(config_path).config
+        self._config = load(config_path).config
 
     def add(self, settings: Mapping[str, Any]) -> str:
         entry = self._run(lambda opened, models: create_model(opened.admin, models, OPERATOR, settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +12,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from unisono.bootstrap.engine import violation
-from unisono.bootstrap.store import store_address
-from unisono.cli.resolve_config import configured
+from unisono.cli.opened_store import run_on_store
 from unisono.cli.terminal import has_colour, on_one_line
 from unisono.cli.trace_view import painted
-from unisono.config import Config
+from unisono.config import Config, load
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
@@ -25,14 +23,11 @@ from unisono.core.json_syntax import is_well_formed, parsed_json
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.engine.replay import Replay, replay_answer, to_request
-from unisono.errors import ConfigError, StoreError, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.observe.recording import Document, checked, output_records, unpacked
-from unisono.store import open_store
 
-# Timeout of one store operation, in seconds.
-PATIENCE_S: Final = 5.0
 # Exit codes of a replay with a different result, and of a replay that is not possible.
 DIFFERENT, UNREPLAYABLE = 1, 2
 # Exceptions that a damaged recording can cause, because its fields may be missing or have any type.
@@ -167,7 +162,7 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
 
 
 def _config(path: Path | None) -> Config:
-    return Config() if path is None else configured(path).config
+    return Config() if path is None else load(path).config
 
 
 async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
@@ -183,26 +178,7 @@ async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
 
 
 def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> Result:
-    address = store_address(config.store)
-    if address.startswith("memory:"):
-        raise click.ClickException(
-            "store.url: other processes cannot read recordings from a store in memory; use redis:// or sqlite:///path"
-        )
-
-    async def worked() -> Result:
-        store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
-        try:
-            await store.start()
-            return await work(store)
-        finally:
-            await store.aclose()
-
-    try:
-        return asyncio.run(worked())
-    except StoreError as error:
-        raise click.ClickException(f"store: {error.message}") from error
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+    return run_on_store(config, work, if_memory="other processes cannot read recordings from a store in memory")
 
 
 # -- replay

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
@@ -15,17 +14,12 @@ import click
 
 from unisono.api.admin.spend import from_metrics
 from unisono.api.usage_report import to_usage_fields
-from unisono.bootstrap.store import store_address
+from unisono.cli.opened_store import run_on_store
 from unisono.cli.remote_keys import AdminClient
-from unisono.cli.resolve_config import configured
 from unisono.cli.terminal import on_one_line, table_lines
-from unisono.config import Config
+from unisono.config import load
 from unisono.core.quotas import MILLION, SHARED_TENANT, LedgerLine, TokenUsage
-from unisono.errors import ConfigError, UnisonoError
-from unisono.store import open_store
 
-# Timeout of one store operation, in seconds.
-PATIENCE_S: Final = 5.0
 # Length of the longest bar, in characters.
 WIDTH: Final = 40
 
@@ -74,9 +68,16 @@ def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
 
     `since` and `until` are days as YYYY-MM-DD, both inclusive.
     """
-    entries = asyncio.run(_read(configured(config_path).config, since, until))
+    entries = run_on_store(
+        load(config_path).config,
+        lambda store: store.ledger(since, until),
+        if_memory="other processes cannot read usage from a store in memory",
+    )
     sums: dict[str, TokenUsage] = {}
     for entry in entries:
+        # The usage of shared budgets is already contained in the usage of keys.
+        if entry.account.tenant == SHARED_TENANT:
+            continue
         name = BY[by](entry)
         sums[name] = sums.get(name, TokenUsage()) + entry.used
     rows = sorted(sums.items())
@@ -106,27 +107,6 @@ def _remote_sums(client: AdminClient, by: str, since: str, until: str) -> dict[s
                 sums[name] = sums.get(name, TokenUsage()) + from_metrics(part["metrics"])
         page, has_more = page + 1, report["metadata"]["has_more"]
     return sums
-
-
-async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...]:
-    address = store_address(config.store)
-    if address.startswith("memory:"):
-        raise click.ClickException(
-            "store.url: other processes cannot read usage from a store in memory; use redis:// or sqlite:///path"
-        )
-    try:
-        store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
-        try:
-            await store.start()
-            lines = await store.ledger(since, until)
-            # The usage of shared budgets is already contained in the usage of keys.
-            return tuple(line for line in lines if line.account.tenant != SHARED_TENANT)
-        finally:
-            await store.aclose()
-    except UnisonoError as error:
-        raise click.ClickException(f"store: {error.message}") from error
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
 
 
 Rows = Sequence[tuple[str, TokenUsage]]
