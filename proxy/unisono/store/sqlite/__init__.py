@@ -38,7 +38,7 @@ from unisono.errors import StoreUnavailable
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.sqlite import accounts, conversations, disk_space, leases, request_records, responses, traces
-from unisono.store.sqlite.access_store import SqliteAccess
+from unisono.store.sqlite.access import SqliteAccess
 from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, connect_reader, is_unwritable
 from unisono.store.sqlite.upkeep import FileUpkeep
 

@@ -1,8 +1,10 @@
-"""SQL for virtual keys, the directory and audit records, in the caller's transaction."""
+"""Virtual keys, the directory and audit records in SQLite."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from unisono.core.access import KeyRecord
 from unisono.core.directory import MAX_AUDIT_RECORDS, AuditRecord, DirectoryEntry, EntryKind
@@ -10,8 +12,57 @@ from unisono.store import codec
 from unisono.store.sqlite.connection import Transaction
 from unisono.store.write_errors import refusal
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def store_key(act: Transaction, record: KeyRecord, audit: AuditRecord | None) -> KeyRecord:
+
+class _Transactions(Protocol):
+    """Runs work in a transaction."""
+
+    def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
+        """Run work that writes."""
+        ...
+
+    def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
+        """Run work that only reads."""
+        ...
+
+
+class SqliteAccess:
+    """Part of the SQLite store that implements `KeyStore` and `DirectoryStore`."""
+
+    async def put_key(self: _Transactions, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
+        return await self._run(_store_key, record, audit)
+
+    async def key(self: _Transactions, key: str) -> KeyRecord | None:
+        return await self._read(_key_of_id, key)
+
+    async def key_of(self: _Transactions, digest: str) -> KeyRecord | None:
+        return await self._read(_key_of_digest, digest)
+
+    async def keys(self: _Transactions) -> tuple[KeyRecord, ...]:
+        return await self._read(_all_keys)
+
+    async def put_entry(self: _Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> DirectoryEntry:
+        return await self._run(_store_entry, entry, audit)
+
+    async def delete_entry(self: _Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> None:
+        await self._run(_delete_entry, entry, audit)
+
+    async def entries(self: _Transactions, *ids: tuple[EntryKind, str]) -> tuple[DirectoryEntry | None, ...]:
+        return await self._read(_entries, ids)
+
+    async def directory(self: _Transactions, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
+        return await self._read(_entries_of_kind, kind)
+
+    async def audit_records(self: _Transactions, offset: int, limit: int) -> tuple[int, tuple[AuditRecord, ...]]:
+        return await self._read(_audit_page, offset, limit)
+
+
+# The functions below run SQL in the caller's transaction.
+
+
+def _store_key(act: Transaction, record: KeyRecord, audit: AuditRecord | None) -> KeyRecord:
     changed = replace(record, revision=record.revision + 1)
     data = codec.encode_key(changed)
     row = act.db.execute("SELECT revision, data FROM virtual_keys WHERE id = ?", (record.id,)).fetchone()
@@ -31,12 +82,12 @@ def store_key(act: Transaction, record: KeyRecord, audit: AuditRecord | None) ->
     return changed
 
 
-def get(act: Transaction, key: str) -> KeyRecord | None:
+def _key_of_id(act: Transaction, key: str) -> KeyRecord | None:
     row = act.db.execute("SELECT data FROM virtual_keys WHERE id = ?", (key,)).fetchone()
     return None if row is None else codec.decode_key(row[0])
 
 
-def find(act: Transaction, digest: str) -> KeyRecord | None:
+def _key_of_digest(act: Transaction, digest: str) -> KeyRecord | None:
     row = act.db.execute(
         "SELECT data FROM virtual_keys JOIN key_digests ON virtual_keys.id = key_digests.key WHERE digest = ?",
         (digest,),
@@ -44,12 +95,12 @@ def find(act: Transaction, digest: str) -> KeyRecord | None:
     return None if row is None else codec.decode_key(row[0])
 
 
-def every(act: Transaction) -> tuple[KeyRecord, ...]:
+def _all_keys(act: Transaction) -> tuple[KeyRecord, ...]:
     rows = act.db.execute("SELECT data FROM virtual_keys").fetchall()
     return tuple(sorted((codec.decode_key(row[0]) for row in rows), key=lambda record: (record.created_at, record.id)))
 
 
-def store_entry(act: Transaction, entry: DirectoryEntry, audit: AuditRecord | None) -> DirectoryEntry:
+def _store_entry(act: Transaction, entry: DirectoryEntry, audit: AuditRecord | None) -> DirectoryEntry:
     changed = replace(entry, revision=entry.revision + 1)
     data = codec.encode_entry(changed)
     row = _entry_row(act, entry)
@@ -61,7 +112,7 @@ def store_entry(act: Transaction, entry: DirectoryEntry, audit: AuditRecord | No
     return changed
 
 
-def delete_entry(act: Transaction, entry: DirectoryEntry, audit: AuditRecord | None) -> None:
+def _delete_entry(act: Transaction, entry: DirectoryEntry, audit: AuditRecord | None) -> None:
     _check_revision(_entry_row(act, entry), entry)
     act.db.execute("DELETE FROM directory WHERE kind = ? AND id = ?", (entry.kind, entry.id))
     _add_audit(act, audit)
@@ -81,17 +132,17 @@ def _check_revision(row: tuple[int, bytes] | None, entry: DirectoryEntry) -> Non
         raise refusal("entry changed" if entry.revision else "exists")
 
 
-def entries(act: Transaction, ids: tuple[tuple[EntryKind, str], ...]) -> tuple[DirectoryEntry | None, ...]:
+def _entries(act: Transaction, ids: tuple[tuple[EntryKind, str], ...]) -> tuple[DirectoryEntry | None, ...]:
     found = (act.db.execute("SELECT data FROM directory WHERE kind = ? AND id = ?", one).fetchone() for one in ids)
     return tuple(None if row is None else codec.decode_entry(row[0]) for row in found)
 
 
-def directory(act: Transaction, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
+def _entries_of_kind(act: Transaction, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
     rows = act.db.execute("SELECT data FROM directory WHERE kind = ?", (kind,)).fetchall()
     return tuple(sorted((codec.decode_entry(row[0]) for row in rows), key=lambda entry: (entry.created_at, entry.id)))
 
 
-def audit_page(act: Transaction, offset: int, limit: int) -> tuple[int, tuple[AuditRecord, ...]]:
+def _audit_page(act: Transaction, offset: int, limit: int) -> tuple[int, tuple[AuditRecord, ...]]:
     total = act.db.execute("SELECT count(*) FROM audit").fetchone()[0]
     rows = act.db.execute("SELECT data FROM audit ORDER BY number DESC LIMIT ? OFFSET ?", (limit, offset)).fetchall()
     return total, tuple(codec.decode_audit(row[0]) for row in rows)
