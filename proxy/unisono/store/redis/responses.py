@@ -29,7 +29,7 @@ from unisono.store.redis.connection import Link
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.write_history import WriteHistory
-from unisono.store.renewal import MIN_LEFT
+from unisono.store.response_renewal import MIN_LEFT
 
 # A response with at least this number of items is encoded in a thread, so that it does not block the event loop.
 OFF_LOOP_ITEMS = 1000

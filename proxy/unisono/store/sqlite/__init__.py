@@ -40,7 +40,8 @@ from unisono.store.event_wait import Waiting, until_some
 from unisono.store.sqlite import accounts, conversations, disk_space, leases, request_records, responses, traces
 from unisono.store.sqlite.access import SqliteAccess
 from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, connect_reader, is_unwritable
-from unisono.store.sqlite.upkeep import FileUpkeep
+from unisono.store.sqlite.expiry import FileUpkeep
+from unisono.store.sqlite.idempotency_claims import claim, unclaim
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -329,10 +330,10 @@ class SqliteStore(SqliteAccess):
         return await self._read(leases.lapsed, limit)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        return await self._run(leases.claim, tenant, key, digest, response, for_s)
+        return await self._run(claim, tenant, key, digest, response, for_s)
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
-        await self._run(leases.unclaim, tenant, key, response)
+        await self._run(unclaim, tenant, key, response)
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
         # A secret never changes, so only the first caller takes the write lock.

@@ -1,4 +1,4 @@
-"""Disk space of the SQLite file: a check before an answer, and deletion of expired rows.
+"""Disk space of the SQLite file: a check before an answer.
 
 A trial write costs two disk syncs, so it runs only after a failed operation or while space is low.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final
 
 from unisono.core.state_store import StoredResponse
 from unisono.store import codec
@@ -49,36 +48,3 @@ def fill(act: Transaction) -> None:
 
 def clear(act: Transaction) -> None:
     act.db.execute("DELETE FROM secrets WHERE name = ?", (TRIAL,))
-
-
-SWEEP: Final = (
-    "DELETE FROM events WHERE (tenant, response) IN "
-    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
-    "DELETE FROM tokens WHERE (tenant, response) IN "
-    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
-    "DELETE FROM responses WHERE expires <= :now",
-    "DELETE FROM conversation_items WHERE (tenant, conversation) IN "
-    "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
-    *(
-        f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in (
-            "conversations",
-            "places",
-            "leases",
-            "keys",
-            "counters",
-            "counted",
-            "traces",
-            "request_deleted_keys",
-        )
-    ),
-    *(
-        f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in ("seconds", "claims", "spent", "settled", "counted")
-    ),
-)
-
-
-def sweep(act: Transaction) -> None:
-    for statement in SWEEP:
-        act.db.execute(statement, {"now": act.now})

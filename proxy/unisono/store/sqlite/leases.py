@@ -1,4 +1,4 @@
-"""SQL for leases, watched background jobs, idempotency keys, secrets and counters.
+"""SQL for leases, watched background jobs, secrets and counters.
 
 All statements run in the caller's transaction.
 """
@@ -89,28 +89,6 @@ def unwatch(act: Transaction, run: BackgroundRun) -> None:
 def lapsed(act: Transaction, limit: int) -> tuple[BackgroundRun, ...]:
     rows = act.db.execute("SELECT tenant, response FROM runs WHERE until <= ? ORDER BY until LIMIT ?", (act.now, limit))
     return tuple(BackgroundRun(*row) for row in rows)
-
-
-def claim(act: Transaction, tenant: str, key: str, digest: str, response: str, for_s: float | None) -> str:
-    row = act.db.execute(
-        "SELECT digest, response FROM keys WHERE tenant = ? AND key = ? AND expires > ?", (tenant, key, act.now)
-    ).fetchone()
-    if row is None:
-        expires = act.now + (act.retention.key_s if for_s is None else for_s)
-        act.db.execute("REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", (tenant, key, digest, response, expires))
-        return response
-    if row[0] != digest:
-        raise refusal("reused")
-    if for_s is not None:
-        act.db.execute(
-            "UPDATE keys SET expires = max(expires, ?) WHERE tenant = ? AND key = ? AND response = ?",
-            (act.now + for_s, tenant, key, response),
-        )
-    return str(row[1])
-
-
-def unclaim(act: Transaction, tenant: str, key: str, response: str) -> None:
-    act.db.execute("DELETE FROM keys WHERE tenant = ? AND key = ? AND response = ?", (tenant, key, response))
 
 
 def secret(act: Transaction, name: str, candidate: bytes) -> bytes:

@@ -9,7 +9,7 @@ from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
 from unisono.store.codec import UNLIMITED
-from unisono.store.renewal import MIN_LEFT
+from unisono.store.response_renewal import MIN_LEFT
 from unisono.store.sqlite import conversations
 from unisono.store.sqlite.connection import Transaction
 from unisono.store.sqlite.leases import check_lease

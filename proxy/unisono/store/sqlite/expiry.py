@@ -1,4 +1,4 @@
-"""Upkeep with each write: correction of times after a clock setback, and deletion of rows.
+"""Deletion of expired rows with each write, and correction of times after a clock setback.
 
 A machine may start with a clock that is hours ahead. When the clock is corrected, leases, reservations and the usage of
 the last minute would lie in the future, and would block their owners for these hours. The file therefore contains the
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from unisono.store.sqlite.connection import Transaction
-from unisono.store.sqlite.disk_space import sweep
 
 SWEEP_EVERY_S: Final = 60.0
 # Smaller setbacks are ignored, in seconds. The latest time is written at most once in this time.
@@ -28,6 +27,34 @@ MOVE_BACK: Final = (
     # while the statement runs.
     "UPDATE account_seconds SET second = :by - second, expires = expires - :by",
     "UPDATE account_seconds SET second = -second",
+)
+
+# Statements that delete the expired rows.
+SWEEP: Final = (
+    "DELETE FROM events WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM tokens WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM responses WHERE expires <= :now",
+    "DELETE FROM conversation_items WHERE (tenant, conversation) IN "
+    "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
+    *(
+        f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in (
+            "conversations",
+            "places",
+            "leases",
+            "keys",
+            "counters",
+            "counted",
+            "traces",
+            "request_deleted_keys",
+        )
+    ),
+    *(
+        f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in ("seconds", "claims", "spent", "settled", "counted")
+    ),
 )
 
 
@@ -57,3 +84,8 @@ def _latest(act: Transaction) -> float:
     """Return the latest time at which the file was written, or 0 if it is unknown."""
     row = act.db.execute("SELECT latest FROM clock").fetchone()
     return 0.0 if row is None else float(row[0])
+
+
+def sweep(act: Transaction) -> None:
+    for statement in SWEEP:
+        act.db.execute(statement, {"now": act.now})
