@@ -6,12 +6,12 @@ Part of the composition root.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from unisono.api.admin.routes import ModelAdministration
+from unisono.api.admin.visible_settings import visible_settings
 from unisono.bootstrap.deployments import deployment_names
 from unisono.bootstrap.stored_models import (
     Build,
@@ -22,13 +22,11 @@ from unisono.bootstrap.stored_models import (
     seal_settings,
 )
 from unisono.config import Config, ModelEntry
-from unisono.config.stored_entry import without_answer_keys
 from unisono.core.deployments import ManagedDeployment
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.core.probe import Finding, unreached
 from unisono.core.state_store import Store
 from unisono.errors import BackendUnfit, UnisonoError
-from unisono.observe.redaction import secrets_in
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
 
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 # Maximum time to wait for the first probe of a new deployment, in seconds.
 PROBE_TIMEOUT_S: Final = 3.0
-# Pattern in the names of keys whose values are secret and never returned.
-_SECRET: Final = re.compile(r"key|secret|(?<!per_)token$|password|credential|header|auth|cookie", re.IGNORECASE)
 
 Applied = Callable[[str, DirectoryEntry | None], Awaitable[None]]
 Seals = Callable[[], Awaitable["Sealer"]]
@@ -146,21 +142,3 @@ def _file_settings(entry: ModelEntry) -> dict[str, Any]:
     settings = entry.model_dump(mode="json", exclude_unset=True)
     params = settings["litellm_params"]
     return {**settings, "litellm_params": {**params, **params.pop("provider", {})}}
-
-
-def visible_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a deployment without secrets, for responses and audit records."""
-    return {
-        key: visible_settings(value) if isinstance(value, Mapping) else _without_password(value)
-        for key, value in without_answer_keys(settings).items()
-        if not _SECRET.search(key) or key == "litellm_credential_name"
-    }
-
-
-def _without_password(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [visible_settings(each) if isinstance(each, Mapping) else _without_password(each) for each in value]
-    if isinstance(value, str) and "://" in value:
-        for secret in sorted(secrets_in(value), key=len, reverse=True):
-            value = value.replace(secret, "***")
-    return value
