@@ -92,11 +92,13 @@ unit: $(SYNCED) .state-server
 
 # Each part is a process that collects and runs its own modules. Workers of pytest-xdist would all collect all modules,
 # half a minute of processor time for each worker.
+# pytest rewrites assertions for detailed messages, which takes seven times as long as compiling the modules. The first
+# run of all tests does without, because failed tests are repeated with these messages.
 UNIT = $(BIN)/pytest -m "not slow" -o cache_dir=.cache/part-$(1) --part $(1)/$(words $(PARTS))
 .PHONY: $(PARTS)
 $(PARTS): .part-%: $(SYNCED) .state-server
 	@mkdir -p .cache
-	@$(call UNIT,$*) $(ARGS) >.cache/part-$*.log 2>&1; code=$$?; \
+	@$(call UNIT,$*) $(or $(ARGS),--assert=plain) >.cache/part-$*.log 2>&1; code=$$?; \
 		echo "tests, part $* of $(words $(PARTS)):"; cat .cache/part-$*.log; \
 		if [ $$code = 1 ]; then touch .cache/part-$*.failed; else [ $$code = 0 ]; fi
 
