@@ -10,10 +10,10 @@ import pytest
 
 # End-to-end tests that combine whole and streamed answers with another parameter run one case in three.
 STREAMED_ONE_IN = 3
-# Folders whose tests start servers or applications. In these folders, tests with at least MANY_CASES cases run half of
-# their cases.
+# Folders whose tests start servers or applications. In these folders, tests with many cases run one case in n.
 SLOW_FOLDERS = frozenset({"adapters", "api", "cli", "contract", "e2e", "engine", "mcp", "passthrough", "store", "web"})
-MANY_CASES = 4
+# Least number of cases, and n.
+ONE_IN = ((8, 3), (4, 2))
 
 
 def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
@@ -39,4 +39,6 @@ def _one_in(group: Sequence[pytest.Item], default: int) -> int:
     parameters: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
     if "e2e" in item.path.parts and "stream" in parameters and len(parameters) > 1:
         return max(default, STREAMED_ONE_IN)
-    return max(default, 2 if len(group) >= MANY_CASES and not SLOW_FOLDERS.isdisjoint(item.path.parts) else 1)
+    if SLOW_FOLDERS.isdisjoint(item.path.parts):
+        return default
+    return max(default, next((one_in for least, one_in in ONE_IN if len(group) >= least), 1))
