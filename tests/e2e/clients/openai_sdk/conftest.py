@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark half of the cases of each check as slow. `items` also contains the tests of other folders."""
-    mark_sampled([item for item in items if item.path.parent == Path(__file__).parent], one_in=2)
+    """Mark all but a third of the cases of each check as slow. `items` also has the tests of other folders."""
+    mark_sampled([item for item in items if item.path.parent == Path(__file__).parent], one_in=3)
 
 
 @pytest.fixture(scope="session")
