@@ -211,6 +211,10 @@ class RouteTable:
 
         return added
 
+    def add_model_call(self, path: str, *, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
+        """Return the decorator that adds a `direct` endpoint for requests to a model; see `add`."""
+        return self.add("POST", path, MODEL_CALL_ERRORS, answer=answer, headers=ANSWER_HEADERS, direct=True, **options)
+
     def _success(
         self, headers: Collection[str], links: Collection[str], events: type[BaseModel] | None
     ) -> dict[str, Any]:

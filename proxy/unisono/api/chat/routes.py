@@ -36,7 +36,7 @@ from unisono.api.passthrough_requests import (
     with_passthrough,
 )
 from unisono.api.request_options import ReasoningField
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
+from unisono.api.route_table import RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream
 from unisono.api.unused_fields import NOTES
 from unisono.core.access import Caller
@@ -201,16 +201,7 @@ class ChatRoute:
         )
 
 
-@CHAT.add(
-    "POST",
-    "/chat/completions",
-    MODEL_CALL_ERRORS,
-    answer=ChatCompletion,
-    headers=ANSWER_HEADERS,
-    body=ChatRequest,
-    events=ChatCompletionChunk,
-    direct=True,
-)
+@CHAT.add_model_call("/chat/completions", answer=ChatCompletion, body=ChatRequest, events=ChatCompletionChunk)
 async def create_chat_completion(request: Request) -> Response:
     """Create a chat completion, as a whole or as a stream of events."""
     return await dependency(request, ChatRoute).complete(request)

@@ -27,7 +27,7 @@ from unisono.api.end_user_fields import identify_end_user
 from unisono.api.json_response import to_whole
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import chunk_source, collect_all, start_all
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
+from unisono.api.route_table import RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
@@ -157,16 +157,7 @@ class CompletionRoute:
         )
 
 
-@COMPLETIONS.add(
-    "POST",
-    "/completions",
-    MODEL_CALL_ERRORS,
-    answer=Completion,
-    headers=ANSWER_HEADERS,
-    body=CompletionRequest,
-    events=CompletionChunk,
-    direct=True,
-)
+@COMPLETIONS.add_model_call("/completions", answer=Completion, body=CompletionRequest, events=CompletionChunk)
 async def create_completion(request: Request) -> Response:
     """Complete a raw prompt, as a whole or as a stream of events; the operator must enable this."""
     return await dependency(request, CompletionRoute).complete(request)

@@ -34,7 +34,7 @@ from unisono.api.end_user_fields import identify_end_user
 from unisono.api.json_response import to_whole
 from unisono.api.passthrough_requests import whole
 from unisono.api.path_aliases import PATH_MODEL
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, Endpoint, RouteTable, dependency
+from unisono.api.route_table import RouteTable, dependency
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass
 from unisono.core.passthrough_request import Api, answers_bytes
@@ -110,55 +110,50 @@ class ModeRoute:
         return self.service.start(generation_request), answers_bytes(api, body)
 
 
-def _model_call(table: RouteTable, path: str, *, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-    """Return the decorator that adds the endpoint of a call to a model."""
-    return table.add("POST", path, MODEL_CALL_ERRORS, answer=answer, headers=ANSWER_HEADERS, direct=True, **options)
-
-
-@_model_call(OTHER_MODES, "/embeddings", answer=EmbeddingList, body=EmbeddingsRequest)
+@OTHER_MODES.add_model_call("/embeddings", answer=EmbeddingList, body=EmbeddingsRequest)
 async def create_embeddings(request: Request) -> Response:
     """Create embeddings, with a model of the mode `embedding`."""
     return await dependency(request, ModeRoute).answer(request, Api.EMBEDDINGS)
 
 
-@_model_call(RERANK_V2, "/rerank", answer=RerankResults, body=RerankRequest)
-@_model_call(OTHER_MODES, "/rerank", answer=RerankResults, body=RerankRequest)
+@RERANK_V2.add_model_call("/rerank", answer=RerankResults, body=RerankRequest)
+@OTHER_MODES.add_model_call("/rerank", answer=RerankResults, body=RerankRequest)
 async def rerank_documents(request: Request) -> Response:
     """Order documents by their relevance to a query; the mode is `rerank` or `score`."""
     return await dependency(request, ModeRoute).answer(request, Api.RERANK)
 
 
-@_model_call(OTHER_MODES, "/score", answer=ScoreList, body=ScoreRequest)
+@OTHER_MODES.add_model_call("/score", answer=ScoreList, body=ScoreRequest)
 async def score_texts(request: Request) -> Response:
     """Compare pairs of texts, with a model of the mode `score` or `rerank`."""
     return await dependency(request, ModeRoute).answer(request, Api.SCORE)
 
 
-@_model_call(OTHER_MODES, "/moderations", answer=Moderations, body=ModerationsRequest)
+@OTHER_MODES.add_model_call("/moderations", answer=Moderations, body=ModerationsRequest)
 async def create_moderation(request: Request) -> Response:
     """Classify texts, with a model of the mode `moderation`."""
     return await dependency(request, ModeRoute).answer(request, Api.MODERATIONS)
 
 
-@_model_call(OTHER_MODES, "/images/generations", answer=Images, body=ImagesRequest)
+@OTHER_MODES.add_model_call("/images/generations", answer=Images, body=ImagesRequest)
 async def generate_images(request: Request) -> Response:
     """Generate images, with a model of the mode `image_generation`."""
     return await dependency(request, ModeRoute).answer(request, Api.IMAGES)
 
 
-@_model_call(OTHER_MODES, "/audio/speech", answer=bytes, response_class=Audio, body=SpeechRequest)
+@OTHER_MODES.add_model_call("/audio/speech", answer=bytes, response_class=Audio, body=SpeechRequest)
 async def create_speech(request: Request) -> Response:
     """Generate spoken text, with a model of the mode `audio_speech`."""
     return await dependency(request, ModeRoute).answer(request, Api.SPEECH)
 
 
-@_model_call(OTHER_MODES, "/audio/transcriptions", answer=AudioTranscript)
+@OTHER_MODES.add_model_call("/audio/transcriptions", answer=AudioTranscript)
 async def create_transcription(request: Request) -> Response:
     """Transcribe audio, with a model of the mode `audio_transcription`. The body is a form."""
     return await dependency(request, ModeRoute).answer_upload(request, Api.TRANSCRIPTIONS)
 
 
-@_model_call(OTHER_MODES, "/audio/translations", answer=AudioTranscript)
+@OTHER_MODES.add_model_call("/audio/translations", answer=AudioTranscript)
 async def create_translation(request: Request) -> Response:
     """Translate audio to English; the mode is `audio_transcription`, and the body is a form."""
     return await dependency(request, ModeRoute).answer_upload(request, Api.TRANSLATIONS)

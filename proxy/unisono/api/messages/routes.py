@@ -34,7 +34,7 @@ from unisono.api.messages.inbound import (
 )
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
+from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import KEEP_ALIVE_S, EventStream, generation_source
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
@@ -92,16 +92,7 @@ class PreparedMessage:
     edits: EditedRequest | None = None
 
 
-@MESSAGES.add(
-    "POST",
-    "/messages",
-    MODEL_CALL_ERRORS,
-    answer=Message,
-    headers=ANSWER_HEADERS,
-    body=MessagesRequest,
-    events=MessageEvent,
-    direct=True,
-)
+@MESSAGES.add_model_call("/messages", answer=Message, body=MessagesRequest, events=MessageEvent)
 async def create_message(request: Request) -> Response:
     """Create a message in Anthropic's format, complete or as a stream of events."""
     deps = dependency(request, MessagesDeps)

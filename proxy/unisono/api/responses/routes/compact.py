@@ -41,7 +41,7 @@ from unisono.api.responses.prepared_request import Sender, assembled, validate_b
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
+from unisono.api.route_table import RouteTable, dependency, keep_properties
 from unisono.api.unisono_object import to_about
 from unisono.api.unused_fields import MAX_NOTES, without_effect
 from unisono.core.conversation import Effort, Item, UserMessage
@@ -157,15 +157,7 @@ class CompactRequest(ResponsesRequest):
 
 
 def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
-    @table.add(
-        "POST",
-        "/responses/compact",
-        MODEL_CALL_ERRORS,
-        answer=Compaction,
-        headers=ANSWER_HEADERS,
-        body=CompactRequest,
-        direct=True,
-    )
+    @table.add_model_call("/responses/compact", answer=Compaction, body=CompactRequest)
     async def compact_response(request: Request) -> Response:
         """Compact a conversation."""
         deps = dependency(request, ResponsesApi).deps

@@ -45,7 +45,7 @@ from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import Sender, prepare_request, validate_body
 from unisono.api.responses.routes.responses_api import ResponsesApi, to_sse
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
+from unisono.api.route_table import RouteTable, dependency
 from unisono.api.routing_fields import chosen_fields, path_of
 from unisono.api.sse import EventStream, EventWriter
 from unisono.core.access import Caller
@@ -64,16 +64,12 @@ ONCE: dict[str, Any] = {
 
 
 def add_create_route(table: RouteTable, dialect: Dialect) -> None:
-    @table.add(
-        "POST",
+    @table.add_model_call(
         "/responses",
-        MODEL_CALL_ERRORS,
         answer=answer_schema.Response,
-        headers=ANSWER_HEADERS,
         links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
         body=ResponsesRequest,
         events=answer_schema.ResponseEvent,
-        direct=True,
         parameters=[ONCE],
     )
     async def create_response(request: Request) -> Response:
