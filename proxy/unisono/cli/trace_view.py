@@ -19,7 +19,8 @@ from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, 
 from unisono.core.recovery_rules import RULES
 from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of, with_repairs
 from unisono.harmony.encoding import Encoding
-from unisono.observe.recording import dumped, prompts_of
+from unisono.observe.recording import prompts_of
+from unisono.web.segments import describe_action
 
 # Colours of message bodies, by channel or else by role. Calls have the colour of tools.
 COLOURS: Final[Mapping[str, str]] = {
@@ -204,26 +205,9 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 
 
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
-    """Describe a recorded action of the gateway as a styled remark."""
-    match value:
-        case {"moved": list(tokens), "kept": int(reused)}:
-            return _remark(f"the prompt now continues after {reused} tokens of this step with:") + painter.paint(tokens)
-        case {"able": list(kinds)}:
-            return _remark(f"constraints supported by the backend: {', '.join(map(str, kinds)) or 'none'}")
-        case {"listed": list(offers)}:
-            return _remark("tools offered by: " + ", ".join(str(offer[0]) for offer in offers))
-        case {"call": str(id), "verdict": str(verdict)}:
-            return _remark(f"call {id}: {verdict}")
-        case {"ran": str(id), "text": str(text)}:
-            return _remark(f"result of {id}: {text}")
-        case {"noted": dict(noted)}:
-            return _remark(f"annotated by hooks: {', '.join(noted)}")
-        case {"left": int(place)}:
-            return _remark(f"the output after {place} tokens of this step is generated again")
-        case {"unread": int(tokens_)}:
-            return _remark(f"{tokens_} tokens of an incomplete character are generated again")
-        case _:
-            return _remark(dumped(dict(value)).decode())
+    """Describe a recorded action of the gateway as a styled remark, and add the tokens that it inserted."""
+    remark, inserted = _remark(describe_action(value)), value.get("moved")
+    return remark + painter.paint(inserted) if isinstance(inserted, list) else remark
 
 
 def _remark(text: str) -> str:

@@ -17,6 +17,7 @@ from unisono.errors import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ASSISTANT, C, S, T, read_header
 from unisono.harmony.header_text import header_text
+from unisono.observe.recording import dumped
 
 ENDS: Final = frozenset({START, END, RETURN, CALL})
 ROLES: Final = ("system", "developer", "user", "tool")
@@ -173,8 +174,8 @@ def describe_action(note: Mapping[str, Any]) -> str:
         case {"noted": dict(noted)}:
             return f"notes by hooks: {', '.join(noted)}"
         case {"left": int(place)}:
-            return f"generation resumes after {place} tokens of this step; later ones are discarded"
+            return f"the output after {place} tokens of this step is generated again"
         case {"unread": int(tokens)}:
             return f"{tokens} tokens of an incomplete character are generated again"
         case _:
-            return ", ".join(note)
+            return dumped(dict(note)).decode()
