@@ -116,7 +116,7 @@ def build(
 
 
 def _make_gateway(config: Config, keep: Gateway | None, share: int, models: StoredModels) -> tuple[Gateway, Hookset]:
-    """Build the components and hooks, or reuse the components of the old gateway `keep`.
+    """Build the gateway's components and hooks, or reuse those of the old gateway `keep`.
 
     Raises ConfigError with the errors of all components.
     """

@@ -1,7 +1,4 @@
-"""Implementation of `unisono models`.
-
-The command lists the models of a configuration, and changes models in a store or a gateway.
-"""
+"""Implementation of `unisono models`: the list, and changes in a store or a running gateway."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ Result = TypeVar("Result")
 
 
 def show(config_path: Path) -> None:
-    """Print a row for every backend of every model, then the aliases of models.
-
-    Contacts no backend.
-    """
+    """Print a row for every backend of every model, then the aliases of models."""
     loaded = load(config_path)
     config = loaded.config
     try:

@@ -205,7 +205,7 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 
 
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
-    """Describe a recorded action of the gateway as a styled remark, and add the tokens that it inserted."""
+    """Describe a recorded action of the gateway, with the tokens that it inserted."""
     remark, inserted = _remark(describe_action(value)), value.get("moved")
     return remark + painter.paint(inserted) if isinstance(inserted, list) else remark
 

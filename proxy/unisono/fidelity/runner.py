@@ -60,10 +60,7 @@ async def score_on_both(
     samples: Sequence[AnswerSample],
     timeouts: Timeouts,
 ) -> AsyncIterator[ScoredSample]:
-    """Score answers on two backends, one answer after the other.
-
-    Raises a BackendError if a backend fails.
-    """
+    """Score answers on two backends, one after the other. Raises BackendError if one fails."""
     for sample in samples:
         both = await asyncio.gather(score(reference, sample, timeouts), score(other, sample, timeouts))
         yield ScoredSample(sample, *both)

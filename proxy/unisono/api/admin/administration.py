@@ -191,11 +191,9 @@ class Administration:
 
 
 async def until_stored(attempt: Callable[[], Awaitable[Stored]]) -> Stored:
-    """Call `attempt` until no other process changes the object meanwhile.
+    """Repeat `attempt`, which reads and changes an object, while it raises `StoreConflict`.
 
-    `attempt` reads and changes the object.
-
-    Raises `StoreConflict` if the last of `MAX_TRIES` attempts raises it.
+    Another process has then changed the object. Raises `StoreConflict` if the last of `MAX_TRIES` attempts raises it.
     """
     for _ in range(MAX_TRIES - 1):
         with suppress(StoreConflict):

@@ -182,9 +182,9 @@ async def check_unused(admin: Administration, budget: DirectoryEntry) -> None:
 async def delete_entries(
     admin: Administration, actor: Actor, kind: EntryKind, ids: Iterable[str], param: str
 ) -> list[str]:
-    """Delete entries and return their ids, without duplicates.
+    """Delete entries, and return their ids without duplicates.
 
-    Raises `NotFound` before the first deletion.
+    Raises `NotFound`, and deletes nothing, if an entry does not exist or the actor may not see it.
     """
     entries = [await find_entry(admin, actor, kind, id, param) for id in dict.fromkeys(ids)]
     for entry in entries:
