@@ -12,15 +12,16 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, report_source
+from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, report_source, with_options
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-# Options have the gateway's own name and the name in the LiteLLM proxy, so that scripts for LiteLLM continue to work.
-MAY = (
+# Options for the permissions of a key. They have the gateway's own name and the name in the LiteLLM proxy, so that
+# scripts for LiteLLM continue to work.
+permitting = with_options(
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
     click.option("--models", type=NAMES, help="Allowed models or aliases: names separated by commas, or all."),
     click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels separated by commas, all or none."),
@@ -45,7 +46,9 @@ MAY = (
 )
 
 
-GATEWAY_OPTIONS = (
+# Options for the store of a configuration, or for a running gateway.
+store_or_gateway = with_options(
+    CONFIG_UNREPORTED,
     click.option("--url", help="Address of a running gateway, instead of the store of a configuration."),
     click.option(
         "--key-env",
@@ -55,13 +58,6 @@ GATEWAY_OPTIONS = (
         help="Environment variable with the master key or an admin's key, for --url.",
     ),
 )
-
-
-def store_or_gateway(command: Command) -> Command:
-    """Add the options for the store of a configuration, or for a running gateway."""
-    for option in reversed((CONFIG_UNREPORTED, *GATEWAY_OPTIONS)):
-        command = option(command)
-    return command
 
 
 def is_remote(config_path: Path | None, url: str | None) -> bool:
@@ -103,13 +99,6 @@ def _commands(config_path: Path | None, url: str | None, key_env: str) -> KeyCom
 
     assert config_path is not None
     return LocalKeys(config_path)
-
-
-def permitting(command: Command) -> Command:
-    """Add the options for the permissions of a key."""
-    for option in reversed(MAY):
-        command = option(command)
-    return command
 
 
 @click.group(cls=CommandGroup)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from unisono.cli.options import CommandGroup
+from unisono.cli.options import CommandGroup, with_options
 
 if TYPE_CHECKING:
     from unisono.toolservers.transports import ToolServer
@@ -36,30 +36,23 @@ def serve() -> None:
 
 def listening(port: int) -> Callable[[Command], Command]:
     """Return a decorator that adds the options common to all servers."""
-
-    # click lists options in the reverse order of their decorators.
-    def decorated(command: Command) -> Command:
-        for option in (
-            click.option("--key-variable", help="Environment variable with the key that clients must send."),
-            click.option("--stdio", is_flag=True, help="Serve on standard input and output instead of HTTP."),
-            click.option(
-                "--port",
-                default=port,
-                show_default=True,
-                type=click.IntRange(0, 65535),
-                help="Port to listen on; 0 selects a free one.",
-            ),
-            click.option(
-                "--host",
-                default="127.0.0.1",
-                show_default=True,
-                help="Address to listen on; any address except loopback needs a key.",
-            ),
-        ):
-            command = option(command)
-        return command
-
-    return decorated
+    return with_options(
+        click.option(
+            "--host",
+            default="127.0.0.1",
+            show_default=True,
+            help="Address to listen on; any address except loopback needs a key.",
+        ),
+        click.option(
+            "--port",
+            default=port,
+            show_default=True,
+            type=click.IntRange(0, 65535),
+            help="Port to listen on; 0 selects a free one.",
+        ),
+        click.option("--stdio", is_flag=True, help="Serve on standard input and output instead of HTTP."),
+        click.option("--key-variable", help="Environment variable with the key that clients must send."),
+    )
 
 
 @serve.command()

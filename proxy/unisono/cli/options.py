@@ -83,8 +83,21 @@ CONFIG_UNREPORTED = _config_option(required=False, reports=False)
 # Errors of a full device, an exceeded quota or file size, a failed device, and a standard output that is not open.
 OUTPUT_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF))
 
-# Options of the commands that configure another program, in the order of the help.
-GATEWAY = (
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options to a command, in the order of the help."""
+
+    def add(command: Command) -> Command:
+        # click lists options in the reverse order of their decorators.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+# Options of the commands that configure another program.
+for_gateway = with_options(
     click.option("--url", default="http://localhost:4000", show_default=True, help="Address of the gateway."),
     click.option("--model", help="Model to use; by default the first one of the gateway."),
     click.option(
@@ -95,13 +108,6 @@ GATEWAY = (
         help="Environment variable with the key of the gateway.",
     ),
 )
-
-
-def for_gateway(command: Command) -> Command:
-    """Add the options for a running gateway."""
-    for option in reversed(GATEWAY):
-        command = option(command)
-    return command
 
 
 class TextCommand(click.Command):
