@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import Query
@@ -32,6 +33,9 @@ from unisono.errors import InvalidRequest
 
 # Number of days in a report, if the request has no dates.
 REPORT_DAYS: Final = 30
+# Names by which ledger lines are grouped.
+day_of: Final = attrgetter("day")
+model_of: Final = attrgetter("model")
 
 Row = TypeVar("Row")
 
@@ -98,14 +102,6 @@ class VisibleUsage:
         """Return the total usage of all lines with the same `name(line)`, highest cost first."""
         found = {each: own.total for each, own in self.split(name).items()}
         return dict(sorted(found.items(), key=lambda each: -each[1].cost))
-
-
-def day_of(line: LedgerLine) -> str:
-    return line.day
-
-
-def model_of(line: LedgerLine) -> str:
-    return line.model
 
 
 def key_name(line: LedgerLine) -> str:
