@@ -153,6 +153,10 @@ class ToolChangeBlock(ContentBlock):
 
     tool: ChangedTool
 
+    @property
+    def tool_name(self) -> str:
+        return ".".join(filter(None, (self.tool.server_name, self.tool.name)))
+
 
 class BrowserStateBlock(ContentBlock):
     """The tabs of the client's browser after a call, and the changes that the call made."""

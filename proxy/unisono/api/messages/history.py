@@ -223,16 +223,16 @@ class HistoryReader:
             if isinstance(block, CompactionBlock):
                 self._track_removals(block.tool_changes or ())
             elif isinstance(block, ToolChangeBlock) and block.type == TOOL_REMOVAL:
-                self.removed.add(_name_of(block))
+                self.removed.add(block.tool_name)
             elif isinstance(block, ToolChangeBlock):
-                self.removed -= {tool.name for tool in self._tools_of(block.tool)} or {_name_of(block)}
+                self.removed -= {tool.name for tool in self._tools_of(block.tool)} or {block.tool_name}
 
     def _change_tools(self, blocks: Iterable[tuple[str, ContentBlock]]) -> None:
         """Declare the added tools at the current position, and tell the model of removed tools."""
         for at, block in blocks:
             if not isinstance(block, ToolChangeBlock):
                 continue
-            name = _name_of(block)
+            name = block.tool_name
             if (notice := _removal_notice(block)) is not None:
                 self.removed.add(name)
                 self.history.add_within_exchange(notice)
@@ -368,15 +368,11 @@ class HistoryReader:
         return items
 
 
-def _name_of(change: ToolChangeBlock) -> str:
-    return ".".join(filter(None, (change.tool.server_name, change.tool.name)))
-
-
 def _removal_notice(block: ContentBlock) -> DeveloperMessage | None:
     """Return the message that tells the model about a removed tool; None for any other block."""
     if not isinstance(block, ToolChangeBlock) or block.type != TOOL_REMOVAL:
         return None
-    return DeveloperMessage(f"From now on, do not call this tool: {_name_of(block)}")
+    return DeveloperMessage(f"From now on, do not call this tool: {block.tool_name}")
 
 
 def _placed(position: int, message: MessageParam, begin: int = 0) -> list[tuple[str, ContentBlock]]:
