@@ -26,8 +26,8 @@ from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
 from unisono.engine.request import AnswerOptions, GenerationRequest, GenerationStream
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.max_tokens import TokenCap
 from unisono.harmony.render import Renderer
-from unisono.harmony.token_counter import TokenCap
 
 HEADER = "<|channel|>final<|message|>"
 WORDS = " one two three four five six seven"

@@ -26,7 +26,7 @@ from unisono.engine.failover_policy import Action, AttemptError, Options, Progre
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
-from unisono.harmony.token_counter import TokenCap
+from unisono.harmony.max_tokens import TokenCap
 
 # actions that lead to another attempt
 NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})

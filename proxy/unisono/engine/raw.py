@@ -50,8 +50,8 @@ from unisono.errors import (
     UnsupportedValue,
 )
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.max_tokens import TokenCap
 from unisono.harmony.raw_codec import plain_decoder, retokenized
-from unisono.harmony.token_counter import TokenCap
 
 LONG_OUTPUT_TOKENS = 2_000  # generated tokens that take a few milliseconds to encode again
 

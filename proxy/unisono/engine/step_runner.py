@@ -50,7 +50,7 @@ from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchSink, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
 from unisono.harmony.decode import Decoder
-from unisono.harmony.token_counter import TokenCap
+from unisono.harmony.max_tokens import TokenCap
 
 LONG_JOURNAL_TOKENS: Final = 2_000  # number of tokens that take a few milliseconds to replay
 
