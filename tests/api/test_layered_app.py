@@ -218,7 +218,7 @@ def test_a_start_imports_neither_fastapi_nor_the_modules_of_lazy_routes() -> Non
     code = """
 import sys
 import unisono.cli.serve, unisono_adapters.vllm
-api = ("admin", "openapi", "model_facts", "completions", "modes", "responses.routes", "messages.routes")
+api = ("admin", "openapi", "model_facts", "completions", "embeddings_and_media", "responses.routes", "messages.routes")
 names = ("fastapi", "unisono.web.routes", *(f"unisono.api.{name}" for name in api))
 print([name for name in sys.modules if name.startswith(names)])
 """

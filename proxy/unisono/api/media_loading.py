@@ -1,4 +1,4 @@
-"""Removal of images and other media from the history of a request.
+"""Loading of the texts that replace images and files in the history of a request.
 
 gpt-oss reads text only. An image in the newest user message is refused, because the answer could not refer to it.
 Clients send earlier images, and images in tool results, again with every later request. Refusing these images would

@@ -1,6 +1,6 @@
 """Replacement of media in the history of a request by lines of text.
 
-`api.media` explains the reasons. This module does no I/O.
+`api.media_loading` explains the reasons. This module does no I/O.
 """
 
 from __future__ import annotations

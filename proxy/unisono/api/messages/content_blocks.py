@@ -261,3 +261,7 @@ def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
     inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
     text = quoted_file(block.title or "", block.source.data or text_of(inner, notes))
     return join([block.context or "", text], "\n", param=at)
+
+
+def has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
+    return any((block.model_extra or {}).get("citations") for _, block in blocks)

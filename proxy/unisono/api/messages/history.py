@@ -37,6 +37,7 @@ from unisono.api.messages.content_blocks import (
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    has_citations,
     text_of,
 )
 from unisono.api.messages.schema import MessageParam, MessagesTool
@@ -284,7 +285,7 @@ class HistoryReader:
                 last = answers and place <= texts[-1] < place + len(group_blocks)
                 self._texts(
                     [block.text for _, block in group_blocks if isinstance(block, TextBlock)],
-                    _has_citations(group_blocks),
+                    has_citations(group_blocks),
                     last,
                 )
             else:
@@ -392,7 +393,3 @@ def _is_repeated(item: Item, texts: Collection[str], results: Collection[str]) -
 
 def _user_text(message: MessageParam) -> str:
     return text_of([("", block) for block in message.content if isinstance(block, TextBlock)], [])
-
-
-def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
-    return any((block.model_extra or {}).get("citations") for _, block in blocks)
