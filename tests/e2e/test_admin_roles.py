@@ -319,6 +319,29 @@ async def test_a_user_manages_its_own_keys_within_its_limits(admin: AdminClient)
     await client.made("/key/delete", keys=[key["token"]])
 
 
+@pytest.mark.parametrize("team", [None, "foreign"])
+async def test_a_team_admin_cannot_unblock_its_own_keys_outside_of_its_team(
+    admin: AdminClient, team: str | None
+) -> None:
+    lead = (await clients(admin))[Role.TEAM_ADMIN]
+    await admin.made("/team/member_add", team_id="foreign", member={"user_id": Role.TEAM_ADMIN.value})
+    key = (await admin.made("/key/generate", user_id=Role.TEAM_ADMIN.value, team_id=team))["token"]
+    await admin.made("/key/block", key=key)
+    for path, fields in (
+        ("/key/unblock", {}),
+        ("/key/update", {"blocked": False}),
+        ("/key/regenerate", {"blocked": False}),
+        (f"/key/{key}/regenerate", {"blocked": False}),
+    ):
+        refused = await lead.post(path, key=key, **fields)
+        assert (path, refused.status, refused.body["error"]["param"]) == (path, 403, "blocked")
+        assert (await admin.get(f"/key/info?key={key}")).body["info"]["blocked"] is True
+    # It may unblock the keys of its own team.
+    key = (await admin.made("/key/generate", team_id="own"))["token"]
+    await admin.made("/key/block", key=key)
+    assert (await lead.made("/key/unblock", key=key))["blocked"] is False
+
+
 async def test_a_former_member_loses_the_permissions(admin: AdminClient) -> None:
     lead = (await clients(admin))[Role.TEAM_ADMIN]
     key = await lead.made("/key/generate", team_id="own")

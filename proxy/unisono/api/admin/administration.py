@@ -21,6 +21,7 @@ from starlette.requests import Request
 
 from unisono.access.keys import Mint
 from unisono.api.admin.entry_schema import entry_view
+from unisono.api.admin.key_permissions import check_change
 from unisono.api.admin.key_schema import key_view, team_of
 from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
 from unisono.api.dependencies import check_query, provided
@@ -114,6 +115,10 @@ class Administration:
         (found,) = await self.store.entries((kind, id))
         return found
 
+    async def budget_of(self, record: KeyRecord) -> DirectoryEntry | None:
+        """Return the named budget of a key; None if there is none."""
+        return await self.entry(EntryKind.BUDGET, record.budget) if record.budget else None
+
     def audit(
         self,
         actor: Actor,
@@ -147,7 +152,8 @@ class Administration:
     ) -> KeyRecord:
         """Change a key and add the audit record; try again after a concurrent change.
 
-        Raises `NotFound` if there is no such key, and `StoreConflict` after `MAX_TRIES` attempts.
+        Raises `NotFound` if there is no such key, `NotAllowed` for a change that the actor may not make, and
+        `StoreConflict` after `MAX_TRIES` attempts.
         """
 
         async def attempt() -> KeyRecord:
@@ -155,6 +161,8 @@ class Administration:
             if was is None:
                 raise no_such("key", key)
             now = change(was)
+            # Every change passes this check, whichever route makes it.
+            check_change(actor, was, now, await self.budget_of(was))
             # A write without a change would only cause conflicts with concurrent changes.
             if now == was:
                 return was

@@ -181,26 +181,19 @@ async def _change_settings(
     changes that only an admin may make, and `InvalidRequest` if another key has the alias.
     """
     wanted = body.applied(record, admin.clock())
-    budget = await admin.entry(EntryKind.BUDGET, record.budget) if record.budget else None
     for kind, id, is_new in (
         (EntryKind.USER, wanted.user, wanted.user != record.user),
         (EntryKind.BUDGET, wanted.budget, wanted.budget != record.budget),
     ):
         if id and is_new and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
-    check_change(actor, record, wanted, budget)
+    # The change itself is checked too. This check comes before the effects that a refused change must not have.
+    check_change(actor, record, wanted, await admin.budget_of(record))
     await carry_spend(admin, record, wanted)
     if wanted.name and wanted.name != record.name:
         owner = await claim_alias(admin, wanted.name, record.id, record.id, is_fixed=True)
         assert owner == record.id
-
-    def change(was: KeyRecord) -> KeyRecord:
-        now = body.applied(was, admin.clock())
-        # An admin may have changed the key since it was read.
-        check_change(actor, was, now, budget)
-        return complete(now)
-
-    changed = await admin.change_key(actor, record.id, action, change)
+    changed = await admin.change_key(actor, record.id, action, lambda was: complete(body.applied(was, admin.clock())))
     if record.name and changed.name != record.name:
         await admin.unclaim(f"alias {record.name}", record.id)
     return changed
@@ -235,6 +228,7 @@ async def revoke_key(admin: Administration, actor: Actor, record: KeyRecord) -> 
 
 
 async def block_key(admin: Administration, actor: Actor, name: str, *, is_blocked: bool) -> KeyRecord:
+    """Block or unblock a key. Raises `NotAllowed` if only an admin may unblock it."""
     record = await find_key(admin, actor, name, to_change=True)
     action = "blocked" if is_blocked else "unblocked"
     return await admin.change_key(actor, record.id, action, lambda was: replace(was, is_blocked=is_blocked))
