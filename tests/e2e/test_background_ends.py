@@ -276,3 +276,37 @@ async def test_unreadable_responses_do_not_block_the_takeover_of_others(place: P
         assert ended_response["status"] == "completed"
         status, answer = await client.asks("GET", f"/v1/responses/{broken[0]}")
         assert (status, answer["error"]["code"]) == (500, "state_unreadable")
+
+
+# -- cancellation through another process
+
+
+async def left_answers(client: Client) -> float:
+    """Return the number of cancelled answers in the metrics of one gateway."""
+    async with client.session.get(f"{client.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    cancelled = (line for line in lines if line.startswith("unisono_requests_total{") and 'outcome="left"' in line)
+    return sum(float(line.rpartition(" ")[2]) for line in cancelled)
+
+
+async def background_records(client: Client) -> list[Json]:
+    return [record for record in (await client.get("/v1/requests"))["data"] if record["route"] == "background"]
+
+
+async def test_answer_cancelled_through_another_gateway_is_reported_once_by_its_generator(place: Place) -> None:
+    place.fake.script = Model(delay_s=0.1, words=400).script
+    place.lease_s = 10.0
+    async with place.gateway() as generating, place.gateway() as other:
+        created = await generating.post("/v1/responses", BODY)
+        await place.prompted()
+        await asyncio.sleep(0.5)
+        assert (await other.post(f"/v1/responses/{created['id']}/cancel"))["status"] == "cancelled"
+        async with asyncio.timeout(20):
+            while not (records := await background_records(other)):
+                await asyncio.sleep(0.1)
+        [record] = records
+        assert record["finish"] == "left"
+        assert record["deployment"]
+        assert record["input_tokens"] > 0
+        assert record["output_tokens"] > 0
+        assert [await left_answers(client) for client in (generating, other)] == [1, 0]

@@ -240,6 +240,7 @@ class Resumption:
     journal: Tokens = ()
     is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
     is_taken_over: bool = False  # another process accepted the request, and may have begun the answer
+    is_reported_elsewhere: bool = False  # another process reports the generation to the observers
     # Data of the component that starts the request. It becomes the first entry of a new journal (`journal.noted_in`).
     # The engine ignores the content. A request that continues such a journal must set this field too; otherwise the
     # journal is rejected.

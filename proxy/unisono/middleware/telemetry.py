@@ -97,7 +97,9 @@ class GenerationObservation:
         self._with_content = with_content
         self._with_prompts = frozenset(with_prompts)
 
-    def __call__(self, request: GenerationRequest) -> ObservationGate:
+    def __call__(self, request: GenerationRequest) -> ObservationGate | None:
+        if request.resumption.is_reported_elsewhere:
+            return None
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
             earlier = request.resumption

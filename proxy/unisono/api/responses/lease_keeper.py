@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.core.state_store import BackgroundRun, Lease
+from unisono.core.state_store import BackgroundRun, Lease, Status
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreConflict, StoreError, StoreUnavailable
 
@@ -21,6 +21,9 @@ RENEWALS = 3
 
 # Pauses in seconds between attempts to acquire a lease. A holder that has finished releases it within this time.
 GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
+
+# Pauses in seconds before each read of a response that another process may be cancelling.
+CANCELLED_WITHIN_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 
 log = logging.getLogger("unisono.responses")
 
@@ -120,6 +123,17 @@ async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
     """
     with _outage_logged("watch of the response not renewed", run):
         await deps.store.watch(run, deps.lease_s)
+
+
+async def is_soon_cancelled(deps: ResponsesDeps, run: BackgroundRun) -> bool:
+    """Wait shortly, and return whether another process cancels the response."""
+    for pause_s in CANCELLED_WITHIN_S:
+        await asyncio.sleep(pause_s)
+        with suppress(StoreError):
+            [response] = await deps.store.responses(run.tenant, [run.response])
+            if response is None or response.status.terminal:
+                return response is not None and response.status is Status.CANCELLED
+    return False
 
 
 def reserve_of(deps: ResponsesDeps, anchor: str, response_id: str) -> float:

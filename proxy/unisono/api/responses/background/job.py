@@ -20,7 +20,14 @@ from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.lease_keeper import RENEWALS, hand_over, release_watched, renew_watched, watch_again
+from unisono.api.responses.lease_keeper import (
+    RENEWALS,
+    hand_over,
+    is_soon_cancelled,
+    release_watched,
+    renew_watched,
+    watch_again,
+)
 from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
@@ -174,7 +181,7 @@ class BackgroundJob:
         about = {"response": self.background_run.response}
         GENERATIONS.set(self._generations)
         # A response that another process continues is recorded by that process.
-        is_over = False
+        is_over = is_lost = False
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._send_heartbeats())
@@ -189,6 +196,7 @@ class BackgroundJob:
             # decides.
             await release_watched(self._deps, self._lease, self.background_run, is_missing=True)
         except* StoreConflict:
+            is_lost = True
             log.info("response owned by another process", extra=about)
             await watch_again(self._deps, self.background_run)
         except* StoreUnavailable:
@@ -200,10 +208,13 @@ class BackgroundJob:
                     log.warning("background response interrupted", extra=about | {"code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
-            if is_over:
+            # A process that cancels the response has generated nothing, so the record is left to this process.
+            if is_over or (is_lost and await is_soon_cancelled(self._deps, self.background_run)):
                 self._record_answer()
 
     def _record_answer(self) -> None:
+        if self._prepared.generation.request.resumption.is_reported_elsewhere:
+            return
         sender, model, now = self._prepared.sender, self._prepared.frame.model, self._deps.clock()
         self._deps.record(
             record_of_answer(

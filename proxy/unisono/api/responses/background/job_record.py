@@ -161,6 +161,13 @@ def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
     return replace(request, server_tools=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
 
 
+def reported_elsewhere(prepared: PreparedRequest) -> PreparedRequest:
+    """Mark the answer as reported by another process in metrics, spans, recordings and records."""
+    request = prepared.generation.request
+    request = replace(request, resumption=replace(request.resumption, is_reported_elsewhere=True))
+    return replace(prepared, generation=replace(prepared.generation, request=request))
+
+
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that have already run."""
     request = prepared.generation.request

@@ -13,6 +13,7 @@ from unisono.api.responses.background.job import BackgroundJob
 from unisono.api.responses.background.job_record import (
     key_of,
     rebuild_request,
+    reported_elsewhere,
     request_id_of,
     user_of,
     with_incomplete_journal,
@@ -122,11 +123,16 @@ class Takeover:
         """Take over a response, and return the job that continues it.
 
         Returns None if the response has finished or another process owns it. With `force`, the other process loses the
-        lease. Raises ConversationConflict if, with `force`, a different response of the conversation has the lease, and
-        StoreError if the store fails. After an error, the response is unchanged.
+        lease, but still reports the answer; the caller must then cancel the job. Raises ConversationConflict if, with
+        `force`, a different response of the conversation has the lease, and StoreError if the store fails. After an
+        error, the response is unchanged.
         """
         store, lease_s = self._deps.store, self._deps.lease_s
-        lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
+        where = (background_run.tenant, response.anchor, background_run.response)
+        lease = await self._acquire(*where)
+        has_owner = lease is None
+        if lease is None and force:
+            lease = await self._acquire(*where, force=True)
         if lease is None:
             await store.watch(background_run, lease_s / 2)
             if force:
@@ -138,7 +144,7 @@ class Takeover:
         job = None
         try:
             await store.watch(background_run, lease_s)
-            job = await self._continued_job(background_run, lease, counted=not force)
+            job = await self._continued_job(background_run, lease, counted=not force, has_owner=has_owner)
         finally:
             if job is None:
                 await asyncio.shield(release_unused(self._deps, lease))
@@ -147,7 +153,7 @@ class Takeover:
         return job
 
     async def _continued_job(
-        self, background_run: BackgroundRun, lease: Lease, *, counted: bool
+        self, background_run: BackgroundRun, lease: Lease, *, counted: bool, has_owner: bool
     ) -> BackgroundJob | None:
         store = self._deps.store
         # Read the response again, because another process may have written it before the lease was acquired.
@@ -165,6 +171,7 @@ class Takeover:
         try:
             prepared = await self._restore_request(background_run, response, lease, tries if counted else 0)
             prepared = prepared if is_complete else with_incomplete_journal(prepared)
+            prepared = reported_elsewhere(prepared) if has_owner else prepared
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
