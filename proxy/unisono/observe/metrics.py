@@ -62,6 +62,8 @@ _POSITION: Final = re.compile(r"\.\d+(?=\.|$)")
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 FIDELITY_STATES: Final = {FidelityState.HEALTHY: 0, FidelityState.WARNING: 1, FidelityState.QUARANTINED: 2}
 STATE: Final = Path("/proc/self/statm")
+# Gauge of a queue, which belongs to all deployments of its model. Other gauges of models count answers in progress.
+QUEUE_LENGTH: Final = "unisono_queue_length"
 
 
 class DeploymentMetrics(Protocol):
@@ -127,12 +129,13 @@ class Metrics(Observer):
         `backends` are pairs of model name and deployment name. `servers` are the names of tool servers. `kinds` maps
         deployment names to backend kinds.
 
-        Requests for models and tool servers that are not configured get the label `other`. Gauges of removed backends
-        are no longer exported.
+        Requests for models and tool servers that were never configured get the label `other`. Gauges of removed
+        backends, and of the queues of removed models, are no longer exported.
         """
-        self._models = frozenset(models)
+        # Answers of a removed model may still be in progress. They must end with the label with which they started.
+        self._models |= frozenset(models)
+        self._servers |= frozenset(servers)
         self._backends = frozenset(backends)
-        self._servers = frozenset(servers)
         self._genai.kinds = kinds
 
     # -- generations
@@ -364,17 +367,20 @@ class Metrics(Observer):
 
 
 class _Present:
-    """Collector without the gauges of backends that the configuration no longer contains."""
+    """Collector without the gauges of removed backends and queues."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], backends: frozenset[tuple[str, str]]) -> None:
         self._collect = collect
         self._backends = backends
+        self._models = frozenset(model for model, _ in backends)
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._collect():
             if metric.type == "gauge":
-                metric.samples = [sample for sample in metric.samples if self._is_present(sample.labels)]
+                metric.samples = [sample for sample in metric.samples if self._is_present(metric.name, sample.labels)]
             yield metric
 
-    def _is_present(self, labels: Mapping[str, str]) -> bool:
+    def _is_present(self, name: str, labels: Mapping[str, str]) -> bool:
+        if name == QUEUE_LENGTH:
+            return labels["model"] in self._models
         return "backend" not in labels or (labels["model"], labels["backend"]) in self._backends
