@@ -118,6 +118,21 @@ class FieldInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Either:
+    """Annotation for a union of types; `expected` describes the permitted values.
+
+    Without it, an error would name a branch of the union as a part of the field's path.
+    """
+
+    expected: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        union = handler(source)
+        assert union["type"] == "union"
+        return {**union, "custom_error_type": "invalid_value", "custom_error_message": f"must be {self.expected}"}
+
+
+@dataclass(frozen=True, slots=True)
 class AtMost:
     """Annotation for a list or an object with at most `count` members.
 
@@ -193,6 +208,8 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Id = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
 Stops = Annotated[list[Stop], AtMost(16)]
+# Label of a user. Some clients send a number.
+UserLabel = Annotated[Text | int, Either("a string or an integer")]
 # One stop string, a list of stop strings, or null.
 StopStrings = Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]

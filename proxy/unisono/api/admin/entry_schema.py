@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import tzinfo
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from unisono.api.admin.fields import (
     AdminBody,
@@ -26,7 +26,7 @@ from unisono.api.admin.fields import (
 from unisono.api.admin.limit_fields import LimitFields, limit_answer
 from unisono.api.admin.roles import MemberRole, UserRole
 from unisono.api.answer_types import AnswerModel, Count, Object
-from unisono.api.field_types import QueryModel, invalid_field
+from unisono.api.field_types import FieldInput, QueryModel, invalid_field
 from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
 
@@ -48,6 +48,15 @@ class TeamMember(AdminBody):
 
 
 Members = Annotated[list[TeamMember], Field(max_length=MAX_MEMBERS)]
+
+
+def _to_members(value: Any) -> Any:
+    # The type of the value decides how it is read. The errors of a union would name its branches instead of the field.
+    if isinstance(value, Mapping):
+        return [TeamMember.model_validate(value)]
+    if not isinstance(value, list):
+        raise invalid_field("must be a member, or a list of members")
+    return value
 
 
 class EntrySettings(LimitFields):
@@ -112,7 +121,7 @@ class AddMembers(AdminBody):
     """Body of `/team/member_add`."""
 
     team_id: Name
-    member: Members | TeamMember
+    member: Annotated[Members, BeforeValidator(_to_members), FieldInput(Members | TeamMember)]
 
 
 class DeleteMember(AdminBody):

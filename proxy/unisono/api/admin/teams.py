@@ -35,7 +35,6 @@ from unisono.api.admin.entry_schema import (
     DeleteTeams,
     NewTeam,
     TeamInfo,
-    TeamMember,
     TeamObject,
     TeamPage,
     TeamQuery,
@@ -152,8 +151,7 @@ async def _own_team(admin: Administration, actor: Actor, id: str) -> DirectoryEn
 async def add_team_members(admin: AdminDeps, actor: CurrentActor, body: ParsedBody[AddMembers]) -> Object:
     """Add members to a team, or change their role in it."""
     team = await _own_team(admin, actor, body.team_id)
-    members = [body.member] if isinstance(body.member, TeamMember) else body.member
-    roles = await ensure_users(admin, actor, members)
+    roles = await ensure_users(admin, actor, body.member)
     team = await change_members(admin, actor, team, add=roles)
     users = await admin.store.entries(*((EntryKind.USER, id) for id in roles))
     memberships: list[Json] = [{"user_id": id, "team_id": team.id} for id in roles]

@@ -36,6 +36,7 @@ from unisono.api.field_types import (
     AtMost,
     Budget,
     Count,
+    Either,
     FieldInput,
     Id,
     ModelName,
@@ -43,6 +44,7 @@ from unisono.api.field_types import (
     StopStrings,
     Text,
     ToolName,
+    UserLabel,
     invalid_field,
     is_encodable,
     neutral,
@@ -325,14 +327,14 @@ class ChatRequest(SamplingFields, StructuredFields, ChatInput):
     documents: Any = only_neutral("documents")
     mock_response: Any = only_neutral("mock_response")
     # `api.routing_fields` reads and removes these before the body is validated.
-    fallbacks: list[str | dict[str, Any]] | None = None
+    fallbacks: list[Annotated[str | dict[str, Any], Either("a model name or an object")]] | None = None
     disable_fallbacks: bool | None = None
     num_retries: int | None = None
     max_retries: int | None = None
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     # Recorded as the end user of the request.
-    user: Text | int | None = None
-    safety_identifier: Text | int | None = None
+    user: UserLabel | None = None
+    safety_identifier: UserLabel | None = None
     unisono: GatewayOptions | None = None
 
     _neutral = field_validator(*NEUTRAL, mode="before")(neutral)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator
 
-from unisono.api.field_types import Count, FieldInput, OpenModel, Text, invalid_field
+from unisono.api.field_types import Count, Either, FieldInput, OpenModel, Text, invalid_field
 
 MAX_EDITS: Final = 16
 ALL: Final = "all"
@@ -53,7 +53,7 @@ class ClearToolUses(OpenModel):
     keep: KeptToolUses = KeptToolUses(type="tool_uses", value=3)
     clear_at_least: InputTokenCount | None = None
     exclude_tools: list[Text] | None = None
-    clear_tool_inputs: bool | list[Text] | None = None
+    clear_tool_inputs: Annotated[bool | list[Text], Either("true, false, or a list of tool names")] | None = None
 
     @property
     def trigger_tokens(self) -> int:
