@@ -16,7 +16,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import MASTER, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm, Refusal, VllmScript
-from tests.fakes.faults import reset_at
+from tests.fakes.faults import reset_at, stall_at
 from unisono.cli import main
 from unisono.core.quotas import KeyLimits
 from unisono.harmony.encoding import load_encoding
@@ -82,6 +82,42 @@ async def test_each_key_sees_its_own_usage_and_the_operator_sees_all(tmp_path: P
         command = ["usage", "--config", str(path), "--since", "2020-01-02", "--until", "2020-01-01"]
         result = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert (result.exit_code, "is before --since" in result.output) == (2, True)
+
+
+THOUGHT = load_encoding().encode_marked("so " * 30)
+UNFINISHED = load_encoding().encode_marked(
+    "<|channel|>analysis<|message|>" + "so " * 30 + "<|end|><|start|>assistant<|channel|>final<|message|>" + "la " * 30
+)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["backend breaks", "client disconnects"])
+async def test_usage_of_an_unfinished_answer_includes_its_reasoning(leaves: bool, tmp_path: Path) -> None:
+    last = len(UNFINISHED) - 5
+    script = VllmScript(tokens=UNFINISHED, faults=(stall_at(last) if leaves else reset_at(last),))
+    streamed = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    async with FakeVllm(script=lambda _: script) as fake:
+        config = config_of(f"vllm@{fake.url}", router_settings={"num_retries": 0})
+        async with keyed(config, tmp_path) as (running, keys), aiohttp.ClientSession() as session:
+            _, key = await keys.issue("ann")
+            reported = None
+            url = f"{running.url}/v1/chat/completions"
+            async with session.post(url, json=streamed, headers=bearing(key)) as answer:
+                async for line in answer.content:
+                    chunk = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+                    reported = chunk.get("usage") or reported
+                    if leaves and any(choice["delta"].get("content") for choice in chunk.get("choices", ())):
+                        break
+            async with asyncio.timeout(10):
+                while not (usage := (await running.get("/v1/usage", **bearing(key))).body["total"])["requests"]:
+                    await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                while not (records := (await running.get("/v1/requests", **bearing(key))).body["data"]):
+                    await asyncio.sleep(0.05)
+    assert records[0]["reasoning_tokens"] == usage["reasoning_tokens"] == len(THOUGHT)
+    assert len(THOUGHT) < records[0]["output_tokens"] == usage["output_tokens"]
+    if not leaves:
+        assert reported is not None
+        assert reported["completion_tokens_details"]["reasoning_tokens"] == len(THOUGHT)
 
 
 FAULTS: dict[str, Refusal | VllmScript] = {

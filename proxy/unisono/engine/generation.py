@@ -120,10 +120,15 @@ class HarmonyGeneration(BatchStream):
                 except (BackendError, ContextTooLong) as error:
                     reader = await self._recover(error, prepared, runner, reader)
         finally:
-            runner.session.release()
+            self._release(reader, runner)
         if self._buffered:
             self._publish(reader, runner)
             yield self._buffered
+
+    def _release(self, reader: OutputReader, runner: StepRunner) -> None:
+        # An answer that does not complete has no last event with its usage.
+        self.report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
+        runner.session.release()
 
     def _to_emit(self, batch: list[Event], reader: OutputReader, runner: StepRunner) -> list[Event]:
         """Return the events to emit after `batch` was read: buffered events and the batch, or none.

@@ -370,12 +370,12 @@ class QuotaGate(Gate):
 
     def usage_so_far(self) -> Usage:
         """Return the usage so far of the stream, including the journal that the stream continues."""
-        facts, before = self.report.facts.usage, self._journal_usage
+        facts, usage, before = self.report.facts, self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
-        prompt = self.report.facts.prompt_tokens or before.prompt_tokens or facts.prompt_tokens
-        generated = before.completion_tokens + facts.completion_tokens
-        cached = min(facts.cached_tokens, prompt)
-        return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)
+        prompt = facts.prompt_tokens or before.prompt_tokens or usage.prompt_tokens
+        generated = before.completion_tokens + usage.completion_tokens
+        reasoning, cached = min(facts.reasoning_tokens, generated), min(usage.cached_tokens, prompt)
+        return Usage(prompt, generated, reasoning, cached, usage.tool_output_tokens)
 
     def unfinished_record(self, error: BaseException | None) -> UsageRecord:
         """Return the usage record of an answer that ended without its last event."""

@@ -189,6 +189,7 @@ class PassthroughTelemetry:
     def finish_attempt(self) -> None:
         report, pace, relaying = self._report, self._pace, self._relay
         usage = relaying.usage
+        report.facts.reasoning_tokens += usage.reasoning_tokens
         report.facts.steps.append(
             StepDone(
                 step=0,
