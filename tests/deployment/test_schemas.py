@@ -93,6 +93,15 @@ def test_a_secret_in_the_chart_values_is_rejected_without_being_printed(path: st
 
 @NEEDS_HELM
 @pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("name", ["shutdown_grace_s", "shutdown_delay_s"])
+def test_the_chart_refuses_a_time_to_stop_that_it_cannot_read(name: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render("default", "--set", f"config.unisono.{name}=os.environ/NAME")
+    assert f"config.unisono.{name}: must be a number" in refused.value.stderr
+
+
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
 def test_the_chart_passes_helm_lint() -> None:
     run(helm(), "lint", "--strict", str(CHART))
 
