@@ -6,6 +6,7 @@ schema there.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -98,6 +99,19 @@ def test_the_chart_refuses_a_time_to_stop_that_it_cannot_read(name: str) -> None
     with pytest.raises(subprocess.CalledProcessError) as refused:
         render("default", "--set", f"config.unisono.{name}=os.environ/NAME")
     assert f"config.unisono.{name}: must be a number" in refused.value.stderr
+
+
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("model", ["gpt #1", "team: gpt", 'the "best"', "back\\slash", "größe"])
+def test_queries_of_the_chart_contain_the_whole_model_name(model: str) -> None:
+    options = ("--set", "scaleBackends.enabled=true", "--set-json", f"scaleBackends.model={json.dumps(model)}")
+    triggers = manifests(render("default", *options))["ScaledObject"]["spec"]["triggers"]
+    label = '"{}"'.format(model.replace("\\", "\\\\").replace('"', '\\"'))
+    assert [trigger["metadata"]["query"] for trigger in triggers] == [
+        f"sum(unisono_queue_length{{model={label}}})",
+        f"sum(unisono_backend_requests_running{{model={label}}})",
+    ]
 
 
 @NEEDS_HELM
