@@ -12,9 +12,11 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deployment.manifests import (
     CHART,
@@ -74,7 +76,7 @@ def test_the_rendered_chart_is_up_to_date(name: str) -> None:
 
 
 SECRETS = {
-    "config.general_settings.master_key": "sk-0123456789abcdef",
+    "config.general_settings.master_key": "1234567890",
     "config.unisono.salt_key": "0123456789abcdef",
     "config.model_list[0].litellm_params.api_key": "sk-0123456789abcdef",
     "config.store.url": "redis://:password@redis:6379/0",
@@ -99,6 +101,42 @@ def test_the_chart_refuses_a_time_to_stop_that_it_cannot_read(name: str) -> None
     with pytest.raises(subprocess.CalledProcessError) as refused:
         render("default", "--set", f"config.unisono.{name}=os.environ/NAME")
     assert f"config.unisono.{name}: must be a number" in refused.value.stderr
+
+
+# Texts that YAML reads as other types if they are not quoted.
+NAMES = ("123", "on", "null", "1e3")
+
+
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_the_chart_stay_texts(name: str) -> None:
+    values = (
+        *("secret", "priorityClassName", "scaleBackends.name", "scaleBackends.kind", "serviceMonitor.interval"),
+        *("serviceMonitor.key.name", "ingress.className", "ingress.tlsSecret"),
+    )
+    switches = ("scaleBackends", "serviceMonitor", "ingress", "firstKey")
+    options = [f"{value}={json.dumps(name)}" for value in values] + [f"{each}.enabled=true" for each in switches]
+    sets = [word for option in options for word in ("--set-json", option)]
+    text = render("default", *sets, "--set", "ingress.host=localhost")
+    found = [value for document in yaml.safe_load_all(text) if document for value in leaves(document)]
+    assert found.count(name) == len(values) + 2  # the Secret also contains the keys of the job and of the monitor
+    assert all(type(value) is str for value in found if str(value) == name)
+
+
+def leaves(value: object) -> Iterator[object]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+@NEEDS_HELM
+@pytest.mark.usefixtures("tools")
+def test_an_empty_scrape_interval_is_left_out() -> None:
+    options = ("--set", "serviceMonitor.enabled=true", "--set", "serviceMonitor.interval=")
+    assert "interval" not in manifests(render("default", *options))["ServiceMonitor"]["spec"]["endpoints"][0]
 
 
 @NEEDS_HELM

@@ -1,11 +1,11 @@
 {{- define "unisono.selector" -}}
 app.kubernetes.io/name: unisono
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "unisono.firstKeySelector" -}}
 app.kubernetes.io/name: unisono-first-key
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "unisono.labels" -}}
