@@ -21,6 +21,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.responses import ANSWER, line
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm, Refusal, VllmScript
+from tests.fakes.faults import reset_at, stall_at
 from tests.listening import connected, listening
 from tests.mcp.conftest import Upstream
 from unisono.harmony.encoding import load_encoding
@@ -317,6 +318,29 @@ async def test_messages_are_in_spans_only_on_request(collector_: Collector) -> N
     assert json.loads(found["gen_ai.output.messages"]) == [
         {"role": "assistant", "parts": parts, "finish_reason": "stop"}
     ]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["backend breaks", "client disconnects"])
+async def test_a_span_of_an_unfinished_answer_has_its_text_and_usage(collector_: Collector, leaves: bool) -> None:
+    last = len(OUTPUT) - 1
+    script = VllmScript(tokens=OUTPUT, faults=(stall_at(last) if leaves else reset_at(last),))
+    config = {**traced(collector_, content=True), "router_settings": {"num_retries": 0}}
+    body = '{"model": "gpt-oss", "stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
+    head = {"content-type": "application/json"}
+    async with FakeVllm(script=lambda _: script) as fake, gateway(config_of(f"vllm@{fake.url}", **config)) as running:
+        async with running.session.post(running.url + "/v1/chat/completions", data=body, headers=head) as response:
+            async for line in response.content:
+                if leaves and b"Hello" in line:
+                    break
+            received = "Hello" if leaves else "Hello."
+        spans = await collector_.settled(3)
+    [found] = [span.attributes for span in spans if span.kind == "SERVER"]
+    [answer] = json.loads(found["gen_ai.output.messages"])
+    assert [part["type"] for part in answer["parts"]] == ["reasoning", "text"]
+    assert answer["parts"][1]["content"].startswith(received)
+    assert found["gen_ai.usage.input_tokens"] > 0
+    assert found["gen_ai.usage.output_tokens"] == last
+    assert found["gen_ai.usage.reasoning.output_tokens"] == 2
 
 
 async def test_the_content_of_a_span_is_bounded(collector_: Collector) -> None:

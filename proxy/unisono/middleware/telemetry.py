@@ -23,6 +23,7 @@ from unisono.core.events import (
     HostedCall,
     Item,
     Listing,
+    Opened,
     Reasoning,
     Repaired,
     Text,
@@ -172,6 +173,24 @@ class ObservedProgress:
     repairs: list[Repaired] = field(default_factory=list)
     finished: Finished | None = None
     collected: list[Closed | Repaired] = field(default_factory=list)
+    # The item that is open, and its deltas.
+    open_item: Item | None = None
+    open_texts: list[str] = field(default_factory=list)
+
+    def collect_open(self, batch: Sequence[Event]) -> None:
+        """Collect the text of the open item."""
+        for event in batch:
+            if isinstance(event, Delta):
+                self.open_texts.append(event.text)
+            elif isinstance(event, Opened):
+                self.open_item, self.open_texts = event.item, []
+            elif isinstance(event, Closed):
+                self.open_item = None
+
+    def close_open(self) -> None:
+        """Add the open item of an answer that ended inside it."""
+        if self.open_item is not None and self.open_texts:
+            self.collected.append(Closed(self.open_item, "".join(self.open_texts), complete=False))
 
     def collect(self, batch: Sequence[Event]) -> None:
         """Collect the events of a recorded generation."""
@@ -223,6 +242,8 @@ class ObservationGate(Gate):
         self._is_repeated = began.resumed
         has_content = began.details is not None and began.details.conversation is not None
         self._collects = has_content or began.recorded_request is not None
+        # Only a filter sees every delta, and deltas are needed only for the text of an answer that is cut off.
+        self.filters = has_content
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         # This gate is the outermost, so `request` is the original one.
@@ -235,6 +256,12 @@ class ObservationGate(Gate):
                 observer.generation_started(self._start)
             except Exception as error:
                 log.exception("an observer failed", exc_info=error)
+
+    async def filter(self, batch: list[Event]) -> list[Event]:
+        # This gate is the outermost, so it gets the events that the client receives.
+        assert self._seen is not None
+        self._seen.collect_open(batch)
+        return batch
 
     def observe(self, batch: Sequence[Event]) -> None:
         seen = self._seen
@@ -254,6 +281,7 @@ class ObservationGate(Gate):
     def end(self, error: BaseException | None) -> None:
         if self._seen is None:
             return
+        self._seen.close_open()
         outcome, code = outcome_of(error, has_finished=self._seen.finished is not None)
         done = to_done(self._start, self.report, self._seen, outcome, code)
         for observer in self._observers:

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from unisono.core.frozen import dataclass
+from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
 from unisono.core.quotas import MILLION
 from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
@@ -87,7 +88,7 @@ def operation_of(began: GenerationStarted) -> str:
 
 
 def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
-    began, usage = done.start, done.usage
+    began, usage = done.start, done.charged_usage
     # Names with the prefix `gen_ai` are those of the OpenTelemetry conventions for generative AI. All others belong
     # to this gateway.
     attributes: dict[str, Value] = {
@@ -113,7 +114,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
         attributes["gen_ai.response.time_to_first_chunk"] = round(done.first_s, 6)
     if done.finish:
         attributes["gen_ai.response.finish_reasons"] = [done.finish]
-    if usage is not None:
+    if done.usage is not None or usage != NO_USAGE:
         attributes |= {
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
