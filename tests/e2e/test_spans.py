@@ -259,6 +259,19 @@ async def test_a_span_has_the_sender_the_ids_and_the_sampling(collector_: Collec
     assert b"gen_ai.input.messages" not in b"".join(collector_.raw)
 
 
+async def test_the_span_of_a_background_response_has_its_ids(collector_: Collector, tmp_path: Path) -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake:
+        config = config_of(f"vllm@{fake.url}", **traced(collector_), store={"url": f"sqlite://{tmp_path}/state.db"})
+        async with gateway(config) as running:
+            conversation = (await running.post("/v1/conversations", b"{}")).body["id"]
+            body = {"model": "gpt-oss", "input": "Hi", "conversation": conversation, "background": True}
+            response = await running.post("/v1/responses", json.dumps(body).encode())
+            spans = await collector_.settled(3)
+    [found] = [span.attributes for span in spans if span.kind == "SERVER"]
+    assert found["gen_ai.response.id"] == response.body["id"]
+    assert found["gen_ai.conversation.id"] == found["session.id"] == conversation
+
+
 async def test_a_refused_request_has_a_span(collector_: Collector, tmp_path: Path) -> None:
     async with (
         FakeVllm(tokens=OUTPUT) as fake,

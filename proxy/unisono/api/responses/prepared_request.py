@@ -156,7 +156,6 @@ async def prepare_request(
     Raises an UnisonoError if the request is invalid or its state is missing, and ConversationConflict if the
     conversation has another response in progress.
     """
-    identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     # The lease is acquired before the conversation is read, so that no other response can append to it in between.
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
@@ -224,6 +223,8 @@ async def assembled(
     size: int = 0,
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
+    # Every path to a generation passes here, also those of background responses.
+    identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     seals = await deps.seals() if _needs_seals(request) else None
     known = _known(past, seals, sender.tenant)
     rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
