@@ -100,3 +100,12 @@ async def test_ten_thousand_keys_have_a_bounded_number_of_series() -> None:
         assert found(name) == 10_000
     series = [sample for sample in found.samples if sample.name == "unisono_key_requests_total"]
     assert len(series) <= 201
+
+
+async def test_only_errors_are_refusals() -> None:
+    metrics = ProcessMetrics("test")
+    metrics.answered(RequestRecord("req_1", 0.0, 0.1, "GET", "/health/readiness", 503))
+    metrics.answered(RequestRecord("req_2", 0.0, 0.1, "POST", "/v1/responses", 503, error="backend_unavailable"))
+    found = Metrics((await metrics.text()).decode())
+    samples = [sample for sample in found.samples if sample.name == "unisono_refusals_total"]
+    assert [(sample.labels["reason"], sample.value) for sample in samples] == [("backend_unavailable", 1)]

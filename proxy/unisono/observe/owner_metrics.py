@@ -73,8 +73,10 @@ class OwnerMetrics:
 
     def answered(self, record: RequestRecord) -> None:
         """Count one HTTP request."""
-        if record.status >= 400 and record.status != CLIENT_LEFT and not record.attempts:
-            self._all.refusals.series[self._reason(record.error or str(record.status))].inc()
+        # A status without an error code is the answer of a route, such as the readiness of a gateway that starts.
+        is_error = record.status >= 400 and record.error != ""
+        if is_error and record.status != CLIENT_LEFT and not record.attempts:
+            self._all.refusals.series[self._reason(record.error)].inc()
         if self.is_per_key and record.tenant:
             self._all.key_requests.series[*self._key_and_team(record.key, record.tenant), outcome_of(record)].inc()
 
