@@ -39,6 +39,14 @@ def calls(name: str, arguments: str = "{}") -> str:
     return f"{THOUGHT}<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
+# Tokens or characters per event, and pauses between the events. Without a pause, one network read has several events.
+FRAMINGS: Mapping[str, Mapping[str, Any]] = {
+    f"{size} per event, {pause}": {"per_chunk": size, "delay_s": delay_s}
+    for size in (1, 16, 32)
+    for pause, delay_s in (("without pauses", 0.0), ("with pauses", 0.02))
+}
+
+
 def _ids(script: type[Any]) -> Callable[..., Any]:
     return lambda output, **more: script(tokens=ENCODING.encode_marked(output), **more)
 
@@ -46,9 +54,18 @@ def _ids(script: type[Any]) -> Callable[..., Any]:
 def _text(script: type[Any]) -> Callable[..., Any]:
     def written(output: str, **more: Any) -> Any:
         stop = next((stop for stop in STOPS if output.endswith(stop)), "")
-        return script(text=output.removesuffix(stop), per_chunk=3, **more)
+        return script(text=output.removesuffix(stop), **{"per_chunk": 3, **more})
 
     return written
+
+
+def tokens_for(kind: Kind, output: str, framing: Mapping[str, Any]) -> int:
+    """Return a `max_tokens` for `output`, and little more."""
+    size = len(ENCODING.encode_marked(output))
+    if kind.name in ("vllm", "sglang", "llamacpp"):
+        return size
+    # These fake servers count pieces of text as tokens, and the gateway estimates the tokens of a cut text.
+    return len(output) if framing["per_chunk"] == 1 else size + 8
 
 
 def _never(body: dict[str, Any]) -> Held | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.obeying import KINDS, SURFACES, Desk, answers, calls, desk
+from tests.e2e.obeying import FRAMINGS, KINDS, SURFACES, Desk, answers, calls, desk, tokens_for
 
 CITY = {
     "type": "object",
@@ -66,6 +66,15 @@ async def test_named_tool_is_called(harness: Desk, ask: Any, stream: bool) -> No
     assert (second.held is not None) is harness.kind.guided
     if second.held is not None:
         assert second.held.schema == CITY
+
+
+@pytest.mark.sampled(one_in=6)
+@pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
+async def test_a_forced_call_fits_max_tokens_with_every_framing(harness: Desk, framing: Any) -> None:
+    harness.think(calls("add", NUMBERS), bodies=[PARIS], **framing)
+    limit = tokens_for(harness.kind, calls("get_weather", PARIS), framing)
+    outcome = await SURFACES["chat"](harness, stream=False, tools=TOOLS, tool_choice=WEATHER, max_tokens=limit)
+    assert (outcome.calls, outcome.finish, outcome.unmet) == ([("get_weather", PARIS)], "tool_calls", "")
 
 
 @pytest.mark.sampled(one_in=4)

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from tests.api.responses.mounted import mounted
 from tests.e2e.gateway import config_of
-from tests.e2e.obeying import KINDS, SURFACES, Desk, answers, calls, desk
+from tests.e2e.obeying import FRAMINGS, KINDS, SURFACES, Desk, answers, calls, desk, tokens_for
 from tests.fakes import FakeMlxServer
 from tests.schemas.suite import SUITE, Case, closed
 from unisono.core.tagged_unions import for_grammar
@@ -86,6 +86,17 @@ async def test_an_answer_matches_its_schema(harness: Desk, case: Case, ask: Any,
     # Messages requests have no name for a schema.
     name = "response" if ask is SURFACES["messages"] else "answer"
     assert f"# Response Formats\n\n## {name}" in model.asked[0].prompt
+
+
+@pytest.mark.sampled(one_in=6)
+@pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
+async def test_text_after_the_header_does_not_count_against_max_tokens(harness: Desk, framing: Any) -> None:
+    text = json.dumps({"city": "Llanfairpwllgwyngyll", "code": "abcdefg hij klm nop"})
+    harness.think(answers(text), bodies=[text], **framing)
+    limit = tokens_for(harness.kind, answers(text), framing)
+    outcome = await SURFACES["chat"](harness, stream=False, response_format={"type": "json_object"}, max_tokens=limit)
+    assert (outcome.text, outcome.finish, outcome.unmet) == (text, "stop", "")
+    assert outcome.whole["usage"]["completion_tokens"] <= limit
 
 
 @pytest.mark.sampled(one_in=4)

@@ -35,7 +35,7 @@ from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
 from unisono.engine.interventions.requirements import UNMET_FORM
-from unisono.engine.request import AllowedTools, ForcedCalls, GenerationStream
+from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest, GenerationStream
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
@@ -136,24 +136,52 @@ async def test_stored_tokens_of_a_forced_call_are_a_complete_message() -> None:
     assert ENCODING.decode(closed[1].tokens) == S + WEATHER + PARIS + "<|return|>"
 
 
-async def test_usage_counts_exactly_the_generated_tokens() -> None:
-    outputs = [T + S + RAIN, '{"town":1}<|call|>', PARIS + "<|call|>"]
-    outcome = await ask(outputs, turn(NAMED), per_chunk=1000)
-    generated = sum(len(ENCODING.encode_as_server(output)) for output in outputs)
-    assert outcome.finished.usage.completion_tokens == generated
-    assert outcome.finished.usage.reasoning_tokens == len(ENCODING.encode_text("Hm."))
+# Token counts of the chunks in which a backend sends its output.
+CHUNKS = (1, 2, 16, 32, 1000)
+UP_TO_HEADER = T + S + FINAL
+# Requests, the outputs of the backend, and the part of each output that counts.
+STOPPED: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[str]]] = {
+    "a named tool": (
+        turn(NAMED),
+        [T + S + RAIN, '{"town":1}<|call|>' + S + RAIN, PARIS + "<|call|>"],
+        [UP_TO_HEADER, '{"town":1}<|call|>', PARIS + "<|call|>"],
+    ),
+    "any tool": (
+        turn(ForcedCalls()),
+        [T + S + RAIN, ".get_weather <|constrain|>json<|message|>{}<|call|>", PARIS + "<|call|>"],
+        [UP_TO_HEADER, ".get", PARIS + "<|call|>"],
+    ),
+    "an undeclared tool": (
+        turn(),
+        [T + S + "<|channel|>commentary to=functions.x<|message|>{}<|call|>" + S + RAIN, RAIN],
+        [T + S + "<|channel|>commentary to=functions.x<|message|>{}<|call|>", RAIN],
+    ),
+    "a reasoning budget": (
+        turn(conversation=WITHOUT_TOOLS, reasoning_budget=3),
+        ["<|channel|>analysis<|message|>one two three four five", "It rains.<|return|>"],
+        ["<|channel|>analysis<|message|>one two three", "It rains.<|return|>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("per_chunk", CHUNKS)
+@pytest.mark.parametrize(("generation_request", "outputs", "counted"), STOPPED.values(), ids=STOPPED)
+async def test_tokens_after_an_intervention_do_not_count(
+    generation_request: GenerationRequest, outputs: Sequence[str], counted: Sequence[str], per_chunk: int
+) -> None:
+    lengths = [len(ENCODING.encode_as_server(output)) for output in counted]
+    limited = replace(generation_request, answer=replace(generation_request.answer, max_tokens=sum(lengths)))
+    outcome = await ask(outputs, limited, per_chunk=per_chunk)
+    assert [job.max_tokens for job in outcome.jobs] == [sum(lengths[at:]) for at in range(len(lengths))]
+    assert outcome.finished.reason is FinishReason.STOP
+    assert outcome.finished.usage.completion_tokens == sum(lengths)
     assert outcome.finished.usage.prompt_tokens == len(outcome.jobs[0].prompt.tokens)
-
-
-async def test_dropped_tokens_count_against_max_tokens_and_inserted_do_not() -> None:
-    outputs = [T + S + RAIN, '{"town":1}<|call|>', PARIS + "<|call|>"]
-    outcome = await ask(outputs, turn(NAMED, max_tokens=100), per_chunk=1000)
-    lengths = [len(ENCODING.encode_as_server(output)) for output in outputs]
-    assert [job.max_tokens for job in outcome.jobs] == [100, 100 - lengths[0], 100 - lengths[0] - lengths[1]]
+    # The usage of an answer that does not complete is the sum of its attempts.
+    assert outcome.report.facts.usage.completion_tokens == sum(lengths)
 
 
 async def test_the_answer_ends_if_no_tokens_are_left_for_the_call() -> None:
-    size = len(ENCODING.encode_as_server(T + S + RAIN))
+    size = len(ENCODING.encode_as_server(UP_TO_HEADER))
     outcome = await ask([T + S + RAIN], turn(NAMED, max_tokens=size), per_chunk=1000)
     assert outcome.items == (R("Hm."),)
     assert outcome.finished.reason is FinishReason.LENGTH

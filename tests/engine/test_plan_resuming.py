@@ -195,6 +195,15 @@ def tokens_of(output: Any) -> list[int]:
     return until_stop(ENCODING.encode_as_server(output if isinstance(output, str) else output.output))
 
 
+@pytest.mark.parametrize("per_chunk", [1, 3, 16, 1000])
+async def test_a_journal_with_a_spent_budget_is_replayed(per_chunk: int) -> None:
+    case = CASES["free choice with tools"]
+    talk = Talk([tokens_of(output) for output in case.outputs], case.turn, per_chunk=per_chunk)
+    whole, report, _ = await talk.ask()
+    for cut in range(1, len(whole)):
+        await talk.check_cut(whole, report, cut)
+
+
 @pytest.mark.sampled(one_in=10)
 @pytest.mark.parametrize(("case", "capabilities"), applicable(CASES, BACKENDS | TEXTS, does_apply))
 async def test_a_run_resumed_after_any_batch_gives_the_same_answer(case: Case, capabilities: Capabilities) -> None:

@@ -268,6 +268,7 @@ class AttemptTelemetry:
         self._began_s = report.now_s()
         self.pace = Pace()
         self.cached: int | None = None
+        self.uncounted = 0  # number of tokens that do not count as output
         self.finish = ""
 
     async def __aenter__(self) -> None:
@@ -309,8 +310,7 @@ class AttemptTelemetry:
         self._slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
     def _add_to_report(self, failure: str) -> None:
-        pace, report = self.pace, self._report
-        prompt = self._job.prompt.tokens
+        pace, report, prompt = self.pace, self._report, self._job.prompt.tokens
         report.facts.steps.append(
             StepDone(
                 step=self._step,
@@ -320,7 +320,7 @@ class AttemptTelemetry:
                 ended_s=report.now_s(),
                 prompt_tokens=len(prompt),
                 cached_tokens=self.cached,
-                generated=pace.tokens,
+                generated=pace.tokens - self.uncounted,
                 finish=self.finish,
                 failure=failure,
                 gaps=pace.gaps,

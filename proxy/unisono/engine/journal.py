@@ -119,7 +119,7 @@ class JournalSegment:
 
     `start` is the 0-based position in the journal after the note. `tail` is the tail of the step's prompt at that
     position (see `JournalWriter`). `generated` is the number of tokens that the model generated in the step before that
-    position.
+    position, without uncounted tokens.
     """
 
     start: int = 0
@@ -140,6 +140,9 @@ class JournalWriter:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.source = MODEL_SOURCE
+        # Numbers of tokens since the last entry that the model generated, but that do not count as output: tokens in
+        # the journal, and tokens that were discarded.
+        self.uncounted = self.discarded = 0
         self._segment = FIRST_SEGMENT
 
     @property
@@ -164,6 +167,11 @@ class JournalWriter:
         return len(self._segment.tail) + len(self.new_tokens)
 
     @property
+    def tokens_after_stop(self) -> int:
+        """Return how many generated tokens since the last entry do not count as output."""
+        return self.uncounted + self.discarded
+
+    @property
     def inserted(self) -> int:
         """Return how many more tokens the tail has than the model generated in the step.
 
@@ -179,10 +187,17 @@ class JournalWriter:
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
         """Add an entry. `tail` is the new tail of the current step; None leaves the tail unchanged."""
-        generated = self._segment.generated + len(self.new_tokens)
+        generated = self._segment.generated + len(self.new_tokens) - self.uncounted
+        self.uncounted = self.discarded = 0
         tail = self.tail if tail is None else list(tail)
         self.numbers += entry.numbers()
         self._segment = JournalSegment(len(self.numbers), tail, generated)
+
+    def discard(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens."""
+        if tokens:
+            del self.numbers[-tokens:]
+            self.discarded += tokens
 
     def end_step(self) -> None:
         self.numbers.append(STEP_ENDED)

@@ -38,7 +38,7 @@ from unisono.engine.steps import (
     Step,
     next_step,
 )
-from unisono.engine.transcript import Transcript
+from unisono.engine.transcript import Transcript, replay_entry
 from unisono.errors import StoreUnreadable
 from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
@@ -172,7 +172,7 @@ class OutputReader:
             return events
         self._filter.drop_calls()
         if self.stop_sequence is None and reason is FinishReason.STOP:
-            events += self._record([Repaired(LATE_CALL, self.token_count)])
+            events += self._record([Repaired(LATE_CALL, self.transcript.router.generated)])
         return events
 
     def start_next_step(self) -> list[Event]:
@@ -215,7 +215,7 @@ class OutputReader:
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
         """Record the outcome of the call that was announced last, and return the events to emit."""
         assert self.round is not None
-        note, events, added = self.round.record(outcome, self.token_count)
+        note, events, added = self.round.record(outcome, self.transcript.router.generated)
         self.items.add_results(added)
         self.transcript.controller.found = [f"{FUNCTIONS}{self._wire_name(name)}" for name in self.round.found]
         return self._record_note(note, events) + self._end_round()
@@ -260,7 +260,7 @@ class OutputReader:
         """
         # An entry that does not fit the request is ignored here. `replay` detects it, because it compares the journals.
         try:
-            if (events := self.transcript.replay_entry(entry)) is not None:
+            if (events := replay_entry(self.transcript, entry)) is not None:
                 return self._emit(events)
             if self.round is None:
                 return []
@@ -276,7 +276,7 @@ class OutputReader:
         self.items.start_step(step)
         opening = self._final_header() if isinstance(step, OpenFinal) else ()
         self.transcript.start_step(opening, is_first=False)
-        return self._record([Repaired(step.rule, self.items.context.generated)])
+        return self._record([Repaired(step.rule, self.transcript.router.generated)])
 
     def _end_step(self) -> None:
         self.transcript.end_step()
@@ -320,6 +320,7 @@ def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> lis
     `start_generation`. Raises StoreUnreadable if the journal does not fit the request.
     """
     events: list[Event] = []
+    reader.transcript.is_replaying = True
     reader.start_generation(opening)
     for part in parts_of(journal):
         match part:
@@ -335,6 +336,7 @@ def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> lis
                 events += reader.feed(tokens)
     if reader.transcript.journal.numbers != list(journal):
         raise StoreUnreadable(UNFIT_JOURNAL)
+    reader.transcript.is_replaying = False
     return events
 
 

@@ -48,6 +48,7 @@ from unisono.engine.output import OutputReader, detached, replay
 from unisono.engine.prompt import continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchSink, GenerationReport, GenerationRequest
+from unisono.engine.transcript import resume_elsewhere
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused
 from unisono.harmony.decode import Decoder
 from unisono.harmony.max_tokens import TokenCap
@@ -144,7 +145,7 @@ class StepRunner:
             reader.start_generation(rendered.opening)
         enforced = self._constraints.enforced_kinds(slot, transcript.controller.step.last.constraint)
         if self.session.has_moved:
-            transcript.resume_elsewhere(enforced)
+            resume_elsewhere(transcript, enforced)
         tail = transcript.journal.tail
         continued = await continue_prompt(
             self._deps.encoding,
@@ -231,10 +232,9 @@ class StepRunner:
         add_logprobs = logprob_recorder(self._request, self._report, self._deps.encoding)
 
         def record_first() -> str:
-            deployment = self.session.record_first_token(slot)
             self._constraints.record_token(slot, job.constraint)
             callback_reader.start(cap, telemetry.pace)
-            return deployment
+            return self.session.record_first_token(slot)
 
         chunks = ChunkReader(telemetry, cap, decoder if is_text else None, record_first, add_logprobs)
         unpaused = 0
@@ -254,6 +254,7 @@ class StepRunner:
                         await asyncio.sleep(0)
                         unpaused = len(portion)
                     events += await read_portion(reader, portion)
+                telemetry.uncounted = reader.transcript.journal.tokens_after_stop
                 if reader.transcript.is_broken_off:
                     # An answer that the gateway ends early has the finish reason of an answer at its token limit.
                     finish = FinishReason.LENGTH

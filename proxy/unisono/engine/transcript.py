@@ -1,8 +1,8 @@
 """Token transcript of one answer: journal, tail of the step's prompt, and prompt edits.
 
 An intervention stops the parsing at a certain token, no matter how the network splits the stream. Tokens that arrive
-after that token are counted and added to the journal, but not parsed. The journal records a prompt edit directly after
-the tokens that caused the edit, so a replay applies the same edit to the same prompt. No I/O.
+after that token are discarded: they are neither counted nor added to the journal. The journal records a prompt edit
+directly after the tokens that caused the edit, so a replay applies the same edit to the same prompt. No I/O.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Transcript:
         self.journal = JournalWriter()
         self._limits = ReadingLimits(encoding, router, controller.requirements, controller.obligations)
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
-        self._is_noted = is_noted
+        self.is_replaying = False  # in journals of earlier versions, the tokens after a stop are counted
+        self.is_noted = is_noted
         self._start = encoding.assistant_start
         self._unchecked_to = 0  # journal length below which the output is not checked for repetition
         # Tokens of the unfinished message at the end of the step's prompt; None before the first step.
@@ -102,13 +103,18 @@ class Transcript:
             journal += tokens
             events = self.router.feed(tokens)
             if self.router.stopped is not None:
-                self._check_stop()
+                self._stop(self.router.unread_tokens)
                 self._unchecked_to = 0
             return events
         events = []
         rest, read, is_naming = tokens, self.journal.read, self.controller.step.last.naming
         while rest and not self._is_stopped:
             if limits.budget is not None and self._ends_reasoning(rest[0]):
+                # A replay needs the token that exceeds the budget.
+                journal.append(rest[0])
+                self.router.count(1)
+                self._uncount(1)
+                rest = rest[1:]
                 break
             size = len(rest) if is_naming else limits.portion(rest, read)
             journal += rest[:size]
@@ -117,7 +123,7 @@ class Transcript:
             rest = rest[size:]
         if rest:
             journal += rest
-            self.router.count(len(rest))
+            self._discard(len(rest))
         # The router does not read the tokens of a forced call's tool name, so the next tokens are checked again.
         is_checked = is_naming or self._is_stopped
         self._unchecked_to = 0 if is_checked else len(journal) + limits.until_check(read + len(rest))
@@ -136,20 +142,39 @@ class Transcript:
     def _read(self, tokens: Sequence[int], read: int) -> list[Event]:
         """Read a portion and return its events; `read` as in `ReadingLimits` includes the portion."""
         if self.controller.step.last.naming:
-            self.controller.read_name(tokens, self.router.closed_to)
-            self.router.count(len(tokens))
+            size = self.controller.read_name(tokens, self.router.closed_to)
+            self.router.count(size)
+            self._discard(len(tokens) - size)
             return []
         events = self.router.feed(tokens)
         if self.router.stopped is not None:
-            self._check_stop()
+            self._stop(self.router.unread_tokens)
         if self.controller.step.pending is None and self._limits.is_repeating(self.journal.numbers, read):
             is_reasoning, place = bool(self.router.is_reasoning), self.journal.tail_length
             self.is_broken_off = not self.controller.handle_repetition(place, is_reasoning=is_reasoning)
         return events
 
-    def _check_stop(self) -> None:
-        if self.router.stopped is not None and self.controller.step.pending is None:
-            self.controller.handle_stop(self.router.stopped)
+    def _stop(self, unread: int) -> None:
+        """Handle a stop of the router, which did not read the last `unread` tokens of the journal."""
+        stopped = self.router.stopped
+        if stopped is None or self.controller.step.pending is not None:
+            return
+        self._discard(unread)
+        self.controller.handle_stop(stopped)
+        # The router may read a token of the body before it stops at the header. A replay needs this token.
+        if stopped.text is None:
+            self._uncount(self.journal.tail_length - stopped.end)
+
+    def _uncount(self, tokens: int) -> None:
+        self.router.counter.corrections -= tokens
+        self.journal.uncounted += tokens
+
+    def _discard(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens of the journal, which arrived after a stop."""
+        if self.is_replaying:
+            self.router.count(tokens)
+        else:
+            self.journal.discard(tokens)
 
     # -- ends and prompt edits
 
@@ -163,12 +188,12 @@ class Transcript:
         # Output that a backend ended under an enforced constraint is complete, even without a stop token.
         hidden = self.journal.source.stop_hidden or controller.constraint is not None
         events = self.router.end(reason, stop_hidden=hidden)
-        self._check_stop()
+        self._stop(0)
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
         controller.step.record_end(reason)
         if self.is_broken_off:
-            events.append(Repaired(REPETITION, self.router.output_tokens))
+            events.append(Repaired(REPETITION, self.router.generated))
         return events
 
     def apply_edit(self) -> list[Event]:
@@ -176,14 +201,14 @@ class Transcript:
         edit = self.controller.step.pending
         assert edit is not None
         if edit.trims:
-            return self._trim()
+            return self._trim(edit)
         remaining = edit.applied_to(self.journal.tail, self._start, has_call=self.controller.step.has_call)
         events = self.router.supply([END]) if edit.closes else []
         begin = len(remaining)
         opened = bool(self.opening) and not begin
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
         now = [*remaining, *added]
-        position = self.router.output_tokens
+        position = self.router.generated
         self._record_edit(edit, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, len(now))
@@ -192,17 +217,14 @@ class Transcript:
             events.append(Repaired(edit.rule, position))
         return events
 
-    def _trim(self) -> list[Event]:
-        edit = self.controller.step.pending
-        assert edit is not None
+    def _trim(self, edit: PromptEdit) -> list[Event]:
         remaining = self.journal.tail[: edit.position]
         body, stop = edit.split_body
-        position = self.router.output_tokens
         self._record_edit(edit, remaining, edit.body, tail=[*remaining, *edit.body])
         self.router.trim(body, len(remaining) + len(body))
         self.controller.record_edit(edit, edit.position)
         self.is_broken_off = edit.ends
-        return [Repaired(edit.rule, position), *self.router.supply(stop)]
+        return [Repaired(edit.rule, self.router.generated), *self.router.supply(stop)]
 
     def _record_edit(
         self, edit: PromptEdit, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
@@ -213,37 +235,7 @@ class Transcript:
             value["ended"] = edit.ended.value
         self.add_entry(JournalEntry(value), tail)
 
-    def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
-        """Repeat the action of a journal entry; return None if it belongs to another component."""
-        if isinstance(able := entry.value.get(ABLE), list):
-            self.set_source(self.journal.source, frozenset(map(str, able)))
-            return []
-        if NOTED in entry.value and self._is_noted:
-            self.add_entry(entry)
-            return []
-        if LEFT in entry.value:
-            self.drop_message()
-            return []
-        if isinstance(tokens := entry.value.get(UNREAD), int):
-            return [] if self._drop_tokens(tokens) else None
-        if MOVED not in entry.value:
-            return None
-        ended = entry.value.get("ended")
-        events = self.end_generation(FinishReason(ended)) if isinstance(ended, str) else []
-        return events + (self.apply_edit() if self.controller.step.pending is not None else [])
-
     # -- continuation after a failed backend
-
-    def resume_elsewhere(self, able: frozenset[str]) -> None:
-        """Prepare to continue on another backend, which can enforce the constraint kinds `able`.
-
-        No backend can enforce a constraint on the rest of a body. An unfinished message with a constraint is therefore
-        discarded and generated again, unless a part of it was emitted.
-        """
-        wanted = self.controller.step.last.constraint
-        keeps = wanted is not None and wanted.kind in able
-        if keeps and self.controller.step.header_end > self.router.closed_to and self.can_drop:
-            self.drop_message()
 
     @property
     def can_drop(self) -> bool:
@@ -271,9 +263,9 @@ class Transcript:
     def drop_incomplete_character(self) -> bool:
         """Discard an incomplete, unemitted character at the end; return whether there was one."""
         tokens = unfinished(self._encoding, self.journal.tail)
-        return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
+        return tokens > 0 and self.controller.step.pending is None and self.drop_tokens(tokens)
 
-    def _drop_tokens(self, tokens: int) -> bool:
+    def drop_tokens(self, tokens: int) -> bool:
         """Discard the last `tokens` tokens except complete characters; return False if impossible."""
         decoder = getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
@@ -282,3 +274,36 @@ class Transcript:
             return False
         self.add_entry(JournalEntry({UNREAD: tokens}), [*self.journal.tail[:-tokens], *instead])
         return True
+
+
+def replay_entry(transcript: Transcript, entry: JournalEntry) -> list[Event] | None:
+    """Repeat the action of a journal entry; return None if it belongs to another component."""
+    if isinstance(able := entry.value.get(ABLE), list):
+        transcript.set_source(transcript.journal.source, frozenset(map(str, able)))
+        return []
+    if NOTED in entry.value and transcript.is_noted:
+        transcript.add_entry(entry)
+        return []
+    if LEFT in entry.value:
+        transcript.drop_message()
+        return []
+    if isinstance(tokens := entry.value.get(UNREAD), int):
+        return [] if transcript.drop_tokens(tokens) else None
+    if MOVED not in entry.value:
+        return None
+    ended = entry.value.get("ended")
+    events = transcript.end_generation(FinishReason(ended)) if isinstance(ended, str) else []
+    return events + (transcript.apply_edit() if transcript.controller.step.pending is not None else [])
+
+
+def resume_elsewhere(transcript: Transcript, able: frozenset[str]) -> None:
+    """Prepare to continue on another backend, which can enforce the constraint kinds `able`.
+
+    No backend can enforce a constraint on the rest of a body. An unfinished message with a constraint is therefore
+    discarded and generated again, unless a part of it was emitted.
+    """
+    controller = transcript.controller
+    wanted = controller.step.last.constraint
+    keeps = wanted is not None and wanted.kind in able
+    if keeps and controller.step.header_end > transcript.router.closed_to and transcript.can_drop:
+        transcript.drop_message()

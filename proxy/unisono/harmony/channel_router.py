@@ -12,7 +12,7 @@ from dataclasses import replace
 from weakref import ref
 
 from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
-from unisono.core.generation import FinishReason, Usage
+from unisono.core.generation import FIRST_SPECIAL, FinishReason, Usage
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
 from unisono.harmony.header import Header
@@ -26,8 +26,9 @@ class HarmonyRouter:
     """Router of one answer, which may consist of several generations.
 
     `ItemFactory` explains the options `hold_calls`, `calls_allowed` and `parallel_calls`; `TokenCounter` explains
-    `canonical`. If `gate` stops reading, `stopped` describes the message. No tokens may then be fed before `reread`,
-    `trim` or `resume`.
+    `canonical`. If `gate` stops reading, `stopped` describes the message, and `unread_tokens` is the number of
+    tokens of the last `feed` after the stop, which are not counted. No tokens may then be fed before `reread`, `trim`
+    or `resume`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class HarmonyRouter:
         self.counter = TokenCounter(encoding, canonical=canonical)
         self._gate = gate
         self.stopped: Stopped | None = None
+        self.unread_tokens = 0
         self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
         self._open: ItemReader | None = None
@@ -89,8 +91,8 @@ class HarmonyRouter:
         )
 
     @property
-    def _generated(self) -> int:
-        """Number of tokens that all generations generated, including tokens that were not read."""
+    def generated(self) -> int:
+        """Number of tokens that were read or counted in all generations, without corrections."""
         return self._repair.output.origin + self._repair.output.position
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
@@ -100,8 +102,9 @@ class HarmonyRouter:
         is its header. Without `header` and `opening`, the prompt ends in `<|start|>assistant`.
         """
         self._is_answered = False
-        self._repair = self._new_repair(header, generated=self._generated)
+        self._repair = self._new_repair(header, generated=self.generated)
         self._open = self.stopped = None
+        self.unread_tokens = 0
         if header is not None:
             tokens = tuple(opening)
             self._open = self._factory.open(OpenPart(header, tokens), tokens, self._pending)
@@ -112,10 +115,10 @@ class HarmonyRouter:
         `header` are the tokens after the `<|start|>assistant` of the new message. The message begins at the position
         `begin`, and its header ends at the position `end`. The tokens of `header` do not count as generated.
         """
-        # Tokens that the model generated after the stop count too, even if they arrived in the same chunk.
         position = end - len(header)
-        self._repair = self._new_repair(position=position, generated=self._generated - len(header), closed_to=begin)
+        self._repair = self._new_repair(position=position, generated=self.generated - len(header), closed_to=begin)
         self._open = self.stopped = None
+        self.unread_tokens = 0
         return self._route(self._repair.feed(header))
 
     def supply(self, tokens: Sequence[int]) -> list[Event]:
@@ -146,11 +149,11 @@ class HarmonyRouter:
         opened = self._open
         assert opened is not None
         self._repair = self._new_repair(
-            opened.opened.header, position=end, generated=self._generated, closed_to=opened.opened.start
+            opened.opened.header, position=end, generated=self.generated, closed_to=opened.opened.start
         )
         opened.replace_body(body)
         opened.restart_blanks()
-        self.stopped = None
+        self.stopped, self.unread_tokens = None, 0
 
     def count(self, tokens: int) -> None:
         """Add the number `tokens` of generated tokens that are not read to the count."""
@@ -203,9 +206,31 @@ class HarmonyRouter:
             if opened.is_reasoning:
                 self.counter.reasoning += len(tokens)
             if not opened.read(tokens, events):
-                self.stopped = opened.stopped_at_blanks(self._encoding)
+                self._stop_at_blanks(opened)
             return events
-        return self._route(self._repair.feed(tokens))
+        if len(tokens) < 2:
+            return self._route(self._repair.feed(tokens))
+        # Reading stops at the same token for any size of the chunks, so `read` ends where the gate may stop reading.
+        events, read = [], 0
+        while read < len(tokens) and self.stopped is None:
+            end = read + self._portion(tokens, read)
+            events += self._route(self._repair.feed(tokens[read:end]))
+            read = end
+        self.unread_tokens += len(tokens) - read
+        return events
+
+    def _portion(self, tokens: Sequence[int], begin: int) -> int:
+        """Return how many tokens from the index `begin` can be read at once."""
+        # A marker, and the first token of a body, may open or close a message.
+        if self._open is None:
+            return 1
+        end = next((at for at in range(begin, len(tokens)) if not 0 <= tokens[at] < FIRST_SPECIAL), len(tokens))
+        return max(end - begin, 1)
+
+    def _stop_at_blanks(self, opened: ItemReader) -> None:
+        """Stop inside a text, in which all further tokens were fed to repair, but not read."""
+        self.stopped, self.unread_tokens = opened.stopped_at_blanks(self._encoding), opened.unread
+        self._repair.output.position -= opened.unread
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
         """Return the last events of a generation, except `Finished`.
@@ -231,7 +256,7 @@ class HarmonyRouter:
     @property
     def output_tokens(self) -> int:
         """Number of output tokens so far, over all generations."""
-        return self._generated + self.counter.corrections
+        return self.generated + self.counter.corrections
 
     @property
     def cut_call(self) -> bool:
@@ -250,7 +275,7 @@ class HarmonyRouter:
                     if opened.is_reasoning:
                         self.counter.reasoning += len(tokens)
                     if not opened.read(tokens, events):
-                        self.stopped = opened.stopped_at_blanks(self._encoding)
+                        self._stop_at_blanks(opened)
                 case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
@@ -284,7 +309,7 @@ class HarmonyRouter:
                 # An empty object instead of blanks is not reported as a recovery: models often write no arguments.
                 if text.strip():
                     rule = "wrapped-input" if is_call else "code-fence"
-                    events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))
+                    events.append(Repaired(rule, self.generated, dropped=len(text) - len(content)))
                 # The tokens of a call stay as they were generated, because the backend has them in its cache.
                 text = content
                 if not is_call:

@@ -137,6 +137,7 @@ class ItemReader:
         self.is_checked = is_checked
         self.body: list[int] = []  # tokens of the body so far
         self.delivered = 0  # number of characters that the parser returned
+        self.unread = 0  # number of tokens after the token at which the last `read` ended early
         self._parser = parser
         self._blanks = blanks
         parser.start()
@@ -155,7 +156,7 @@ class ItemReader:
                 if self.is_visible:
                     events.append(Delta(self.item, text))
             return True
-        for token in tokens:
+        for read, token in enumerate(tokens, 1):
             text = self._parser.text_of((token,))
             body.append(token)
             if not text:
@@ -165,6 +166,7 @@ class ItemReader:
             if text and self.is_visible:
                 events.append(Delta(self.item, text))
             if blanks.is_too_long:
+                self.unread = len(tokens) - read
                 return False
         return True
 

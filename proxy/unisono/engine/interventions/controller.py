@@ -156,16 +156,17 @@ class InterventionController:
             elif not self.step.is_answering:
                 self._open_answer(place)
 
-    def read_name(self, tokens: Sequence[int], place: int) -> None:
-        """Read more tokens of a tool name; tokens after the complete name are ignored.
+    def read_name(self, tokens: Sequence[int], place: int) -> int:
+        """Read more tokens of a tool name; return how many were read up to the end of the name.
 
         `place` is the position at which the message with this recipient begins.
         """
-        for token in tokens:
+        for read, token in enumerate(tokens, 1):
             recipient, known = self.tool_naming.read(token)
             if known:
                 self._open_named(recipient, place)
-                return
+                return read
+        return len(tokens)
 
     def end_name(self, place: int) -> None:
         """Choose the edit when the generation of a tool name has ended."""
