@@ -105,8 +105,8 @@ class CompletionFold:
     """
 
     __slots__ = (
-        "_cached_tokens", "_failures", "_finish", "_last", "_logprobs", "_prompt_logprobs", "_prompt_tokens",
-        "_scored", "_stop_field", "_stop_reason", "_takes_ids", "done",
+        "_cached_tokens", "_failures", "_finish", "_has_text", "_last", "_logprobs", "_prompt_logprobs",
+        "_prompt_tokens", "_scored", "_stop_field", "_stop_reason", "_takes_ids", "done",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +124,7 @@ class CompletionFold:
         self._finish: FinishReason | None = None
         self._stop_reason: int | None = None
         self._last: int | None = None
+        self._has_text = False
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
         # Log probabilities of the tokens of the current read; None if the job does not request log probabilities.
@@ -173,9 +174,14 @@ class CompletionFold:
             return None
         return Chunk(tokens=tokens, text=text, logprobs=self._logprobs or (), prompt_logprobs=self._prompt_logprobs)
 
+    @property
+    def _has_output(self) -> bool:
+        """True if the backend has sent a token, text or a finish reason."""
+        return self._last is not None or self._has_text or self._finish is not None
+
     def _add_event(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
         if is_error(data):
-            raise self._failures.error_object(data)
+            raise self._failures.error_object(data, has_output=self._has_output)
         usage = data.get("usage")
         if isinstance(usage, dict):
             self._count(usage)
@@ -196,6 +202,7 @@ class CompletionFold:
             self._add_ids(choice, tokens)
         else:
             texts.append(text_of(choice.get("text")))
+            self._has_text = self._has_text or bool(texts[-1])
         finish = choice.get("finish_reason")
         if finish is not None:
             self._end(finish, choice.get(self._stop_field))

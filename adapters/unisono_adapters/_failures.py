@@ -155,16 +155,26 @@ class FailureTable:
         failure.__cause__ = UpstreamSaid(f"HTTP {status}{detail}")
         return failure
 
-    def error_object(self, data: dict[str, Any]) -> BackendError | ContextTooLong:
+    def error_object(self, data: dict[str, Any], *, has_output: bool = False) -> BackendError | ContextTooLong:
         """Return the exception for an error object that arrived with HTTP status 200.
 
         If the object contains an HTTP status in `code` (Ollama: `status`), the result is the same as for a response
-        with that status.
+        with that status. `has_output`: the backend has sent a part of its answer before the error.
         """
         error = data.get("error")
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
         if isinstance(code, int) and 400 <= code < 600:
-            return self.refusal(code, data)
+            failure = self.refusal(code, data)
+            # vLLM and SGLang report any failure during an answer with the code 400 by default. A backend that has begun
+            # its answer has accepted the request.
+            is_blaming = isinstance(failure, BackendError) and (
+                isinstance(failure, BackendRejected) or failure.permanent
+            )
+            if has_output and is_blaming:
+                cause = failure.__cause__
+                failure = BackendError("the backend failed during its answer", symptom=Symptom.SERVER_ERROR)
+                failure.__cause__ = cause
+            return failure
         failure = BackendProtocolError("the backend reported an error in its answer", symptom=Symptom.SERVER_ERROR)
         failure.__cause__ = UpstreamSaid(self._param_and_message(data)[1])
         return failure

@@ -37,6 +37,7 @@ class RawFold:
         self._failures = failures
         self._version = version
         self._last: Mapping[str, Any] = {}
+        self._has_output = False
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
@@ -44,7 +45,8 @@ class RawFold:
         for event in events:
             line = decoded(event)
             if is_error(line):
-                raise self._failures.error_object(line)
+                raise self._failures.error_object(line, has_output=self._has_output)
+            self._has_output = True
             texts.append(self._text(line))
             if line.get("done") is True:
                 self._last = line

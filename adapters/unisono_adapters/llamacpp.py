@@ -297,12 +297,13 @@ class LlamaCppFold:
     `done` becomes True when `feed` returns the last chunk, which has the finish reason.
     """
 
-    __slots__ = ("_failures", "_last", "_logprobs", "_lost", "done")
+    __slots__ = ("_failures", "_has_output", "_last", "_logprobs", "_lost", "done")
 
     def __init__(self, failures: FailureTable) -> None:
         self._failures = failures
         self._lost = LostIds(load_encoding())
         self._last = Chunk()
+        self._has_output = False
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
@@ -322,7 +323,7 @@ class LlamaCppFold:
 
     def _add_event(self, data: dict[str, Any], tokens: list[int]) -> None:
         if is_error(data):
-            raise self._failures.error_object(data)
+            raise self._failures.error_object(data, has_output=self._has_output)
         if "content" not in data:
             raise BackendProtocolError("the backend sent an event without the field `content`")
         content = text_of(data["content"])
@@ -330,6 +331,7 @@ class LlamaCppFold:
         if ids is None and content:
             raise IdsMissing("the backend sent text without token ids; its version may be too old")
         if ids or content:
+            self._has_output = True
             restored = self._lost.restored(token_ids(ids), content)
             tokens += restored
             if (reported := data.get("completion_probabilities")) is not None:

@@ -122,7 +122,7 @@ class OpenAiApi:
 
     async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
-        choices, finished, has_usage = whole_number(job.body, "n") or 1, set[int](), False
+        choices, finished, has_usage, has_begun = whole_number(job.body, "n") or 1, set[int](), False, False
         try:
             while (events := await _next_events(answer, has_usage=has_usage)) is not None:
                 objects: list[Mapping[str, Json]] = []
@@ -130,15 +130,16 @@ class OpenAiApi:
                 for data in events:
                     if ended := data == DONE:
                         break
-                    one = self._object(data, job.api)
+                    one = self._object(data, job.api, has_output=has_begun)
                     objects.append(one)
+                    has_begun = has_begun or has_output(job.api, one)
                     if ended := job.api is Api.RESPONSES and one.get("type") in LAST:
                         break
                     finished.update(_finished_choices(one))
                     # llama.cpp sends the usage of each choice after the choice.
                     is_usage = one.get("choices") == [] and bool(one.get("usage"))
                     has_usage = has_usage or (is_usage and len(finished) >= choices)
-                if any(has_output(job.api, one) for one in objects):
+                if has_begun:
                     answer.delivered()
                 if objects:
                     yield objects
@@ -150,7 +151,7 @@ class OpenAiApi:
         finally:
             answer.close()
 
-    def _object(self, data: bytes, api: Api) -> dict[str, Any]:
+    def _object(self, data: bytes, api: Api, *, has_output: bool) -> dict[str, Any]:
         try:
             one = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -158,7 +159,7 @@ class OpenAiApi:
         if not isinstance(one, dict):
             raise BackendProtocolError("the backend sent an event that is not a JSON object")
         if is_error(one) and (api is Api.CHAT or "type" not in one):
-            raise self._wire.failures.error_object(one)
+            raise self._wire.failures.error_object(one, has_output=has_output)
         return one
 
 

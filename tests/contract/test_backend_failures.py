@@ -105,6 +105,15 @@ async def test_compressed_error_body_is_not_decompressed(wired: Kind, tmp_path: 
     assert "unpacked" not in caught.value.message
 
 
+# Codes of errors that a backend may only report before its answer: a backend that has begun its answer has accepted the
+# request.
+ACCUSATIONS = (400, 404, 413, 422)
+
+
+def error_with(code: int) -> bytes:
+    return b'{"error": {"message": "the engine failed", "type": "BadRequestError", "code": %d}}' % code
+
+
 def broken_streams(dialect: Dialect) -> Broken:
     """Return malformed events for every kind, in the framing of the kind."""
     frame = dialect.frame
@@ -120,6 +129,11 @@ def broken_streams(dialect: Dialect) -> Broken:
         "deeply nested JSON": (inject_at(2, frame(b"[" * 100_000)), BackendProtocolError),
         "10 MB line": (inject_at(2, frame(b"x" * (10 * 2**20 + 1)).rstrip()), BackendProtocolError),
         "error event": (inject_at(2, frame(b'{"error": {"message": "x", "code": 500}}')), BackendError),
+        **{f"error event with {code}": (inject_at(2, frame(error_with(code))), BackendError) for code in ACCUSATIONS},
+        "error event for the context": (
+            inject_at(2, frame(b'{"error": {"message": "the maximum context length is 9 tokens", "code": 400}}')),
+            ContextTooLong,
+        ),
         "error event with text": (inject_at(2, frame(b'{"error": "out of memory"}')), BackendProtocolError),
     }
 
@@ -145,6 +159,14 @@ async def test_broken_stream_raises_an_error_and_has_no_finish_reason(
         # The broken stream does not affect the next request.
         fake.script = lambda request: Refusal(429)
         assert type((await collect_until_failure(backend))[1]) is BackendOverloaded
+
+
+async def test_error_event_before_the_output_rejects_the_request(wired: Kind, tmp_path: Path) -> None:
+    early = inject_at(0, wired.dialect.frame(error_with(400)))
+    async with wired.serve(tmp_path, faults=(early,)) as (backend, _):
+        chunks, error = await collect_until_failure(backend)
+    assert chunks == []
+    assert type(error) is BackendRejected
 
 
 async def test_output_before_a_disconnect_is_delivered(wired: Kind, tmp_path: Path) -> None:

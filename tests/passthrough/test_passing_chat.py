@@ -208,6 +208,7 @@ BREAKS: dict[str, tuple[Fault, str]] = {
     "cut": (close_at(2), "backend_protocol_error"),
     "garbage": (inject_at(2, b"data: garbage\n\n"), "backend_protocol_error"),
     "error event": (inject_at(2, b'data: {"error": {"message": "lost"}}\n\n'), "backend_protocol_error"),
+    "error event with 400": (inject_at(2, b'data: {"error": {"message": "lost", "code": 400}}\n\n'), "backend_error"),
 }
 
 

@@ -157,7 +157,7 @@ class LitellmProvider:
         except BackendError:
             raise
         except Exception as error:
-            raise self._failure(error, has_started=has_started) from error
+            raise self._failure(error, has_started=has_started, has_output=has_received_output) from error
 
     async def load(self) -> Load | None:
         return None
@@ -200,7 +200,7 @@ class LitellmProvider:
             "max_retries": 0,
         }
 
-    def _failure(self, error: Exception, *, has_started: bool) -> BackendError | ContextTooLong:
+    def _failure(self, error: Exception, *, has_started: bool, has_output: bool) -> BackendError | ContextTooLong:
         reason = self._cleaned(str(getattr(error, "message", "") or ""))
         name = type(error).__name__
         if name == TOO_LONG:
@@ -216,6 +216,9 @@ class LitellmProvider:
             # A client's unusual request must not open the circuit of the provider for all clients.
             return BackendRejected("the request cannot be converted to the API of this model's provider")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
+        if has_output and kind is BackendRejected:
+            # A provider that has begun its answer has accepted the request.
+            kind, message = BackendError, "the provider failed during its answer"
         failure = kind(f"{message}: {reason}" if kind is BackendRejected and reason else message)
         failure.permanent = isinstance(status, int) and is_permanent(status)
         return failure
