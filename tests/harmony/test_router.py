@@ -242,6 +242,25 @@ def test_streamed_arguments_of_a_cut_call_close_incomplete(encoding: Encoding) -
     assert closed.tokens == ()
 
 
+ABANDONED = (
+    "<|channel|>commentary to=functions.f json<|message|><|start|>assistant<|channel|>final<|message|>x<|return|>"
+)
+
+
+@pytest.mark.parametrize("hold_calls", [True, False], ids=["held", "streamed"])
+@pytest.mark.parametrize("per_chunk", [1, 100])
+def test_a_call_that_is_abandoned_before_its_arguments_is_not_emitted(
+    per_chunk: int, hold_calls: bool, encoding: Encoding
+) -> None:
+    router = new_router(encoding, hold_calls=hold_calls)
+    tokens = encoding.encode_marked(ABANDONED)
+    pieces = [tokens[at : at + per_chunk] for at in range(0, len(tokens), per_chunk)]
+    events = [event for piece in pieces for event in router.feed(piece)] + router.end(FinishReason.STOP)
+    check_lifecycle(events)
+    assert items_of(events) == (F("x"),)
+    assert not router.cut_call
+
+
 def test_streamed_arguments_of_a_call_without_its_end_are_complete(encoding: Encoding) -> None:
     call = '<|channel|>commentary to=functions.f<|message|>{"a":1}'
     router = new_router(encoding, hold_calls=False)

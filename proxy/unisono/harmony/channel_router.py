@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import ref
 
-from unisono.core.events import Closed, Event, Finished, Repaired, Text, ToolCall
+from unisono.core.events import Closed, Event, Finished, Opened, Repaired, Text, ToolCall
 from unisono.core.generation import FIRST_SPECIAL, FinishReason, Usage
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
@@ -317,11 +317,21 @@ class HarmonyRouter:
         self._is_answered = self._is_answered or header.is_answer
         if self.counter.canonical:
             body = self.counter.body(item, written, len(body))
-        if not opened.is_visible:
-            if not is_passed and isinstance(item, ToolCall):
-                return
-            if is_passed and isinstance(item, Text) and self._gate is not None and self._gate.unfit:
-                item = replace(item, unfit=True)
+        if not is_passed and isinstance(item, ToolCall) and (not opened.is_visible or _take_back(item, events)):
+            return
+        is_unseen_text = is_passed and not opened.is_visible and isinstance(item, Text)
+        if is_unseen_text and self._gate is not None and self._gate.unfit:
+            item = replace(item, unfit=True)
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
         opened.emit_end(Closed(item, text, tokens, closed.complete), events)
         self._factory.count(item)
+
+
+def _take_back(item: ToolCall, events: list[Event]) -> bool:
+    """Remove the event that opens a call, if it is among `events`; return whether it was."""
+    # A message is opened by its first token or its end. A call that was abandoned before its arguments is opened and
+    # closed at once, so the client need not see it.
+    if (opening := Opened(item)) not in events:
+        return False
+    events.remove(opening)
+    return True
