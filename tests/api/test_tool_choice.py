@@ -163,6 +163,18 @@ def test_a_prefilled_answer_ignores_forced_calls_and_response_format() -> None:
     )
 
 
+FORM_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "vLLM's": ({"structured_outputs": {"choice": ["yes", "no"]}}, "structured_outputs.choice"),
+    "vLLM's earlier": ({"guided_regex": "[a-z]+"}, "guided_regex"),
+    "SGLang's": ({"regex": "[a-z]+"}, "regex"),
+}
+
+
+@pytest.mark.parametrize(("fields", "path"), FORM_FIELDS.values(), ids=FORM_FIELDS)
+def test_the_note_on_a_prefilled_answer_names_the_field_of_the_form(fields: dict[str, Any], path: str) -> None:
+    assert chat(**fields, messages=PREFILLED).notes == (f"{path}: no effect, because the client started the answer",)
+
+
 def test_allowed_tools_have_an_effect_on_a_prefilled_answer() -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}

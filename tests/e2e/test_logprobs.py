@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.e2e.gateway import Answer, Gateway, config_of, gateway
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
 from tests.fakes import FakeLlamaCpp, FakeOllama, FakeVllm
 from tests.fakes.dialects import VllmScript, logprob_of
 from tests.fakes.faults import close_at
 from tests.fakes.sglang import FakeSglang
+from tests.fakes.wire import Step, Write
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -364,3 +366,18 @@ async def test_invalid_fields_are_named(fields: dict[str, Any], param: str) -> N
         answer = await running.chat(**fields)
         assert (answer.status, answer.body["error"]["param"]) == (400, param)
         assert (await running.chat(logprobs=False, top_logprobs=0)).status == 200
+
+
+@STREAM
+async def test_missing_log_probabilities_are_noted(stream: bool) -> None:
+    def without_logprobs(steps: list[Step]) -> list[Step]:
+        return [
+            replace(step, data=step.data.replace(b'"logprobs"', b'"z"')) if isinstance(step, Write) else step
+            for step in steps
+        ]
+
+    script = VllmScript(tokens=ANSWER, faults=(without_logprobs,))
+    async with FakeVllm(script=lambda request: script) as fake, gateway(config("vllm", fake.url)) as running:
+        answer = await running.chat(stream=stream, logprobs=True)
+    assert answer.status == 200
+    assert message_of(answer).note["notes"] == ["logprobs: no effect, because the backend sent none"]

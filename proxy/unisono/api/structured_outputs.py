@@ -94,6 +94,11 @@ def to_answer_form(fields: StructuredFields, response_format: AnswerForm | None)
     return convert(value, at)
 
 
+def form_field(fields: StructuredFields) -> str:
+    """Return the path of the field that requires the form of the answer."""
+    return next((path for path, _, _ in _requested(fields)), "response_format")
+
+
 Converter = Callable[[Any, str], AnswerForm]
 
 

@@ -86,6 +86,11 @@ class LogprobLog:
             elif self._header_begin is not None:
                 self._header_starts.append(len(self._tokens) - 1)
 
+    @property
+    def has_only_unknown(self) -> bool:
+        """True if tokens were generated, and none of them has a log probability."""
+        return bool(self._values) and all(value is None for value in self._values)
+
     def scored(self, begin: int, end: int) -> list[ScoredToken]:
         """Return the generated tokens from index `begin` up to, but not including, index `end`."""
         return list(zip(self._tokens[begin:end], self._values[begin:end], strict=True))

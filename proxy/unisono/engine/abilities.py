@@ -88,6 +88,13 @@ def logprob_recorder(
     return lambda tokens, chunk: log.add(tokens, chunk.logprobs)
 
 
+def note_missing_logprobs(request: GenerationRequest, report: GenerationReport) -> None:
+    """Add a note to the report if the backend sent none of the requested log probabilities."""
+    log = report.facts.logprobs
+    if log is not None and log.has_only_unknown:
+        report.notes.append(f"{request.prompt.fields.logprobs}: no effect, because the backend sent none")
+
+
 def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[Chunk], None]:
     """Return a function that records the prompt's log probabilities.
 

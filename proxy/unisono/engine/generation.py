@@ -19,6 +19,7 @@ from typing import Final
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.ids import DerivedIds
+from unisono.engine.abilities import note_missing_logprobs
 from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
@@ -312,6 +313,7 @@ class HarmonyGeneration(BatchStream):
         if self._lost_tokens:
             usage += Usage(completion_tokens=self._lost_tokens)
         finished = reader.finish(reason, usage)
+        note_missing_logprobs(request, self.report)
         if reader.transcript.controller.has_call_as_text:
             self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet

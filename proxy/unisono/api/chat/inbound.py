@@ -30,6 +30,7 @@ from unisono.api.harmony_in_history import split_markers
 from unisono.api.history_builder import History
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
+from unisono.api.structured_outputs import form_field
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
 from unisono.core.access import Caller
@@ -210,7 +211,8 @@ def _notes_on(
         notes.append(
             "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
         )
-    notes += notes_on_prefill(generation_request, choice_at=choice_at, form_at="response_format")
+    if generation_request.conversation.prefill is not None:
+        notes += notes_on_prefill(generation_request, choice_at=choice_at, form_at=form_field(request))
     return notes
 
 
