@@ -10,10 +10,12 @@ from tests.api.responses.frames import ids, to_stored
 from tests.api.responses.test_responses_inbound import items_of
 from tests.api.responses.test_responses_schema import generation_of, refusal_of
 from unisono.api.client_toolbox import CallForm
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.items import call
 from unisono.api.tool_search import NOTHING_FOUND
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage
 from unisono.core.item_records import to_item, to_record
+from unisono.harmony.tool_declarations import declarations_by_message, plan_tools
 
 Json = dict[str, Any]
 ASKED = {"role": "user", "content": "Hi"}
@@ -90,9 +92,44 @@ def test_calls_of_added_tools_have_the_form_of_the_tool() -> None:
 
 def test_a_new_definition_replaces_the_namespace_too() -> None:
     plain = {**FIND, "name": "crm__later"}
-    toolbox = generation_of(tools=[CRM], input=[ASKED, added(plain)]).toolbox
+    toolbox = generation_of(input=[ASKED, added(CRM), added(plain)]).toolbox
     wire = call("fc_1", "c", "crm__later", "{}", toolbox, "completed")
     assert (wire["name"], "namespace" in wire) == ("crm__later", False)
+
+
+OLD = {**FIND, "parameters": {"type": "object", "properties": {"old": {"type": "string"}}}}
+SEARCHABLE = [{"type": "tool_search"}, {**FIND, "defer_loading": True}]
+REPLACED = "the definition of 'find' has no effect, because 'tools' has a different one"
+
+
+@pytest.mark.parametrize("item", [added(OLD), found(OLD)], ids=["added", "found"])
+@pytest.mark.parametrize("stored", [False, True], ids=["sent", "stored"])
+@pytest.mark.parametrize("tools", [[FIND], SEARCHABLE], ids=["plain", "deferred"])
+def test_the_tools_of_the_request_replace_definitions_in_the_history(
+    item: Json, stored: bool, tools: list[Json]
+) -> None:
+    history = [ASKED, SEARCHED, item]
+    if stored:
+        entries = generation_of(input=history).input
+        known = KnownState(tuple(part for entry in entries for part in entry.meaning))
+        generation = generation_of(known, input=[ASKED], tools=tools)
+    else:
+        generation = generation_of(input=[*history, ASKED], tools=tools)
+        assert generation.notes == (f"input.2.tools: {REPLACED}",)
+    conversation = generation.request.conversation
+    assert [(tool.name, tool.parameters) for tool in conversation.all_tools] == [("find", FIND["parameters"])]
+    assert [tool.parameters for tool in generation.toolbox.tools] == [FIND["parameters"]]
+    planned = plan_tools(conversation.all_tools)
+    first, later = declarations_by_message(conversation, planned)
+    declared = [each for group in (first, *later.values()) for each in group]
+    assert [each.name for each in declared] == ["find"]
+    assert "old" not in str(declared)
+
+
+def test_a_search_of_the_client_defines_the_deferred_tools_that_it_found() -> None:
+    generation = generation_of(input=[ASKED, SEARCHED, found(OLD)], tools=[SEARCH, {**FIND, "defer_loading": True}])
+    assert [tool.parameters for tool in generation.toolbox.tools if tool.name == "find"] == [OLD["parameters"]]
+    assert generation.notes == ()
 
 
 @pytest.mark.parametrize("arguments", ["", "{", '"x"'])

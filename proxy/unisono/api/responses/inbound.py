@@ -32,7 +32,14 @@ from unisono.api.responses.item_readers import read
 from unisono.api.responses.items import NewId, Wire, prefix_of
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, with_call_results
-from unisono.api.responses.server_tools.deferred_tools import DeferredTools, deferred_tools, request_searcher, without
+from unisono.api.responses.server_tools.deferred_tools import (
+    DeferredTools,
+    deferred_tools,
+    replacing_tools,
+    request_searcher,
+    with_replaced,
+    without,
+)
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.servers import on_offer
 from unisono.api.structured_outputs import refuse_forms
@@ -168,11 +175,13 @@ def _with_approvals(
 ) -> tuple[ServerTools | None, tuple[Item, ...]]:
     """Return the server tools and the history.
 
-    The history contains a result for each call whose approval was decided before this request.
+    The history contains a result for each call whose approval was decided before this request, and the current
+    definitions of tools.
     """
     earlier, new = parted(entries, reading.known.hosted)
     now = reading.known.now + new
-    return to_server_tools(request, earlier, now, servers), with_call_results(reading.history.items(), earlier, now)
+    history = with_replaced(with_call_results(reading.history.items(), earlier, now), reading.tools)
+    return to_server_tools(request, earlier, now, servers), history
 
 
 def to_compaction_plan(
@@ -204,7 +213,7 @@ def _conversation_of(
 def _conversion(known: KnownState, toolbox: Toolbox, searcher: Searcher | None) -> InputConversion:
     """Create the conversion of the request's input. Its history starts with the earlier items."""
     names = ToolNames(reserved=(tool.name for tool in toolbox.tools))
-    reading = InputConversion(known, names=names, searcher=searcher)
+    reading = InputConversion(known, names=names, searcher=searcher, tools=replacing_tools(toolbox, searcher))
     reading.add(known.earlier)
     return reading
 

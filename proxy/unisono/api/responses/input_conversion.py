@@ -7,7 +7,7 @@ decrypts a sealed text. Both functions return None for data of other servers or 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,6 +21,7 @@ from unisono.api.responses.server_tools.approval_history import MADE, NOTHING_HO
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
+    FunctionTool,
     Item,
     ToolResult,
 )
@@ -88,6 +89,8 @@ class InputConversion:
     search: str = ""  # call id of the last tool search
     configuration: Configuration = UNCHANGED
     searcher: Searcher | None = None  # who searches the request's deferred tools
+    # Tools of the request, by name. They replace equally named tools in the input and in earlier items.
+    tools: Mapping[str, FunctionTool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.configuration = self.known.configuration

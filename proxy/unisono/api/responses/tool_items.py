@@ -56,7 +56,16 @@ def _added_tools(
         conversion.notes.extend(
             notes_on_searches((f"{param}.tools.{place}", tool) for place, tool in enumerate(item.tools))
         )
+    conversion.notes.extend(
+        f"{at}: the definition of '{tool.name}' has no effect, because 'tools' has a different one"
+        for tool in tools
+        if _is_replaced(tool, conversion.tools.get(tool.name))
+    )
     return (AddedTools(tools),) if tools else ()
+
+
+def _is_replaced(tool: FunctionTool, current: FunctionTool | None) -> bool:
+    return current is not None and replace(tool, deferred=current.deferred) != current
 
 
 def read_search_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

@@ -74,6 +74,26 @@ def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
     return items
 
 
+def replacing_tools(toolbox: Toolbox, searcher: Searcher | None) -> Mapping[str, FunctionTool]:
+    """Return the tools of a request that replace equally named tools in the history, by name.
+
+    They are all tools in `tools`, except deferred tools if the client searches: its result defines what it found.
+    """
+    return {tool.name: tool for tool in toolbox.tools if not (tool.deferred and searcher is Searcher.CLIENT)}
+
+
+def with_replaced(history: Sequence[Item], tools: Mapping[str, FunctionTool]) -> tuple[Item, ...]:
+    """Return the history with the definitions in `tools` instead of its own."""
+
+    def newest(tool: FunctionTool) -> FunctionTool:
+        current = None if tool.server else tools.get(tool.name)
+        return tool if current is None else replace(current, deferred=tool.deferred and current.deferred)
+
+    return tuple(
+        AddedTools(tuple(map(newest, item.tools))) if isinstance(item, AddedTools) else item for item in history
+    )
+
+
 def request_searcher(request: ResponsesRequest, earlier: Sequence[Item]) -> Searcher | None:
     """Return the searcher of the deferred tools; None if neither request nor `earlier` has one."""
     return searcher_of([tool for _, tool in _tools(request)]) or _earlier_searcher(earlier)
