@@ -12,7 +12,6 @@ from typing import Protocol
 
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.core.conversation import (
-    SUMMARY_HEADING,
     SUMMARY_HEADINGS,
     WHOLE_SUMMARY_HEADING,
     AddedTools,
@@ -161,14 +160,14 @@ def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVE
     end = len(bare) - len(newest_input(bare, room))
     unanswered = [item for item in bare[end:] if not isinstance(item, INPUT)]
     room -= sum(map(_characters, unanswered))
-    return _replacement(bare, SUMMARY_HEADING + summary, (*_open_calls(bare[:end]), *unanswered), room)
+    return _replacement(bare, summary, (*_open_calls(bare[:end]), *unanswered), room)
 
 
 def _replacement(items: Sequence[Item], summary: str, pending: Iterable[Item], room: int) -> Replacement:
     # Instructions stay as they are, because the model must not rephrase them. Added tools stay too.
     kept = tuple(item for item in items if isinstance(item, DeveloperMessage | AddedTools))
     newest = tuple(newest_messages(items, room))
-    return Replacement(kept, newest, (UserMessage(summary),), tuple(pending))
+    return Replacement(kept, newest, (UserMessage(WHOLE_SUMMARY_HEADING + summary),), tuple(pending))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -196,7 +195,7 @@ def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERV
     newest = newest_input(bare, room)
     end = len(bare) - len(newest)
     room -= sum(_characters(item) for item in newest if not isinstance(item, INPUT))
-    replacement = _replacement(bare[:end], WHOLE_SUMMARY_HEADING + summary, _open_calls(bare[:end]), room)
+    replacement = _replacement(bare[:end], summary, _open_calls(bare[:end]), room)
     return (*replacement.kept, *replacement.newest, *replacement.summary, *replacement.pending, *bare[end:])
 
 
@@ -299,11 +298,11 @@ def _end_of_output(items: Sequence[Item]) -> int:
 def replaces_history(items: Sequence[Item]) -> bool:
     """Return True if the items of a compaction replace the whole conversation before it.
 
-    A compaction by `POST /responses/compact` does not, because the client keeps the user's newest messages.
+    Compactions by `POST /responses/compact` of earlier versions do not, because they lack the user's newest messages.
     """
     if any(isinstance(item, UserMessage) and item.text.startswith(WHOLE_SUMMARY_HEADING) for item in items):
         return True
-    # Earlier versions used one heading for all summaries, and a compaction without a summary has no heading. A
+    # The oldest versions used one heading for all summaries, and a compaction without a summary has no heading. A
     # compaction of these kinds replaces everything if it includes user messages, answers, or results of calls that are
     # not pending.
     has_summary = any(_is_summary(item) for item in items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from string import ascii_letters
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tests.api.asgi import Exchange
 from tests.api.responses.sockets import ScriptedGateway, scripted_gateway
 from tests.api.scripted import Step, call, commentary, final, finished, reasoning
-from unisono.core.conversation import AssistantMessage, DeveloperMessage, Effort, Item, UserMessage
+from unisono.core.conversation import AssistantMessage, Effort, Item, UserMessage
 from unisono.core.generation import FinishReason
 from unisono.errors import BackendUnavailable
 
@@ -115,6 +116,61 @@ async def test_a_conversation_continues_from_its_compaction(paths: tuple[str, st
         assert last == UserMessage("Is it ready?")
 
 
+RULE = {"role": "developer", "content": "Answer in verse."}
+# The input before the new message; `output` is the output of `/responses/compact`.
+WAYS: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "the output": lambda output: output,
+    "only the compaction": lambda output: output[-1:],
+    "the history and the compaction": lambda output: [*CONVERSATION, output[-1]],
+    "the history and the output": lambda output: [*CONVERSATION, *output],
+    "a rule and the output": lambda output: [RULE, *output],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("store", [True, False])
+async def test_the_compaction_replaces_what_is_sent_before_it(way: str, store: bool) -> None:
+    more = {"role": "user", "content": "Is it ready?"}
+    async with scripted_gateway(SUMMARY_SCRIPT, ANSWER, ANSWER) as gateway:
+        output = (await compact(gateway)).json()["output"]
+        body = {"model": "gpt-oss", "input": [*WAYS[way](output), more], "store": store}
+        first = (await gateway.post("/v1/responses", body)).json()
+        whole = items_of_request(gateway)
+        preamble = gateway.service.turns[-1].conversation.preamble
+        assert preamble.instructions == ("Answer in verse." if RULE in body["input"] else "")
+        *kept, summary, last = whole
+        assert kept == [UserMessage("Is there tea?"), UserMessage("Then make some.")]
+        assert isinstance(summary, UserMessage)
+        assert summary.text.endswith(SUMMARY)
+        assert last == UserMessage("Is it ready?")
+        if store:
+            following = {"model": "gpt-oss", "input": "And now?", "previous_response_id": first["id"]}
+            await gateway.post("/v1/responses", following)
+            assert items_of_request(gateway) == [*whole, AssistantMessage("Yes."), UserMessage("And now?")]
+            assert gateway.service.turns[-1].conversation.preamble == preamble
+
+
+async def test_a_compaction_continues_a_stored_response_and_is_compacted_once() -> None:
+    async with scripted_gateway(ANSWER, SUMMARY_SCRIPT, ANSWER, SUMMARY_SCRIPT) as gateway:
+        first = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": "Is there tea?"})).json()
+        output = (await compact(gateway, input=None, previous_response_id=first["id"])).json()["output"]
+        given = {"input": [*output, {"role": "user", "content": "Sure?"}], "previous_response_id": first["id"]}
+        await gateway.post("/v1/responses", {"model": "gpt-oss", **given})
+        shown = [item.text for item in items_of_request(gateway) if isinstance(item, UserMessage)]
+        assert (shown[0], shown[2:], SUMMARY in shown[1]) == ("Is there tea?", ["Sure?"], True)
+        again = (await compact(gateway, **given)).json()["output"]
+        assert texts(again) == ["Is there tea?", "Sure?"]
+
+
+async def test_a_reference_to_a_compaction_replaces_the_items_before_it() -> None:
+    async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
+        body = {"model": "gpt-oss", "input": [*CONVERSATION, {"type": "compaction_trigger"}]}
+        [item] = (await gateway.post("/v1/responses", body)).json()["output"]
+        reference = {"type": "item_reference", "id": item["id"]}
+        await gateway.post("/v1/responses", {"model": "gpt-oss", "input": [*CONVERSATION, reference]})
+        assert not any(isinstance(item, AssistantMessage) for item in items_of_request(gateway))
+
+
 async def test_a_response_after_a_compaction_can_be_continued_by_id() -> None:
     async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
         output = (await compact(gateway)).json()["output"]
@@ -146,11 +202,10 @@ async def test_a_compaction_of_another_tenant_is_skipped_with_a_note() -> None:
 
 
 async def test_developer_messages_within_the_conversation_are_kept() -> None:
-    rule = {"role": "developer", "content": "Answer in verse."}
     async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
-        output = (await compact(gateway, input=[*CONVERSATION[:2], rule, *CONVERSATION[2:]])).json()["output"]
+        output = (await compact(gateway, input=[*CONVERSATION[:2], RULE, *CONVERSATION[2:]])).json()["output"]
         await gateway.post("/v1/responses", {"model": "gpt-oss", "input": output})
-        assert DeveloperMessage("Answer in verse.") in items_of_request(gateway)
+        assert gateway.service.turns[-1].conversation.preamble.instructions == "Answer in verse."
 
 
 async def test_a_compaction_can_be_compacted_again() -> None:

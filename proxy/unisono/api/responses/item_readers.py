@@ -124,7 +124,7 @@ def _reference(conversion: InputConversion, item: InputItem, param: str) -> Sequ
     stored = conversion.known.stored_item(item.id)
     if stored is None:
         raise NotFound(f"Item with id '{shortened(item.id)}' not found.", param=f"{param}.id")
-    return stored.meaning
+    return _compacted(conversion, stored.meaning) if _is_compaction(conversion, item) else stored.meaning
 
 
 def _mcp_call(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -268,15 +268,23 @@ def _sealed(conversion: InputConversion, item: InputItem, param: str) -> Sequenc
     if opened is None:
         conversion.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
         return ()
-    # If output of the model precedes the compaction, the client has sent its whole history, which the compaction
-    # replaces.
-    if conversion.history.has_output and replaces_history(opened):
-        conversion.history.clear()
-    # Codex sends its messages and instructions before the compaction that also contains them. These are not added
-    # twice.
-    known = [
-        item for item in conversion.history.items() if isinstance(item, UserMessage | DeveloperMessage | AddedTools)
-    ]
+    return _compacted(conversion, opened)
+
+
+def _compacted(conversion: InputConversion, opened: Sequence[Item]) -> Sequence[Item]:
+    """Return the items of a compaction, and remove the items that it replaces.
+
+    If output of the model precedes the compaction, the client has sent its whole history, which the compaction
+    replaces. Otherwise, the client has chosen the messages before the compaction, so the model reads all of them. Those
+    that the compaction does not contain are returned first, because a stored compaction replaces the items before it.
+    """
+    history = conversion.history
+    if replaces_history(opened):
+        chosen = () if history.has_output else tuple(item for item in history.items() if item not in opened)
+        history.clear()
+        return (*chosen, *opened)
+    # `/responses/compact` of earlier versions did not include the user messages, which the client sends before it.
+    known = [item for item in history.items() if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
     return [item for item in opened if item not in known]
 
 

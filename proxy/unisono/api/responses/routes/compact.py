@@ -1,9 +1,9 @@
 """Route `POST /responses/compact`: the model writes a summary that replaces the history.
 
-The result contains the user's newest messages unchanged, and one sealed item with the rest. The client stores the
-result; the gateway stores nothing. When the client sends the sealed item back as input, any replica can decrypt it, in
-any dialect, and the model reads the summary. If the model writes no complete summary, the sealed item contains the
-history.
+The result contains the user's newest messages unchanged, and one sealed item with these messages and the rest. The
+client stores the result; the gateway stores nothing. When the client sends the sealed item back as input, any replica
+can decrypt it, in any dialect, and the model reads the summary. If the model writes no complete summary, the sealed
+item contains the history.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answer_schema import Compaction
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
+from unisono.api.responses.items import NewId, Wire, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
-from unisono.api.responses.prior_state import recall
+from unisono.api.responses.prior_state import continued, recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import RouteTable, dependency, keep_properties
@@ -59,7 +59,7 @@ EFFECTIVE_FIELDS = frozenset(
 class CompactedConversation:
     """Result of a compaction.
 
-    `preserved` holds the newest user messages; `sealed` holds everything else, encrypted.
+    `preserved` holds the newest user messages; `sealed` holds the whole compacted conversation, encrypted.
     """
 
     id: str
@@ -95,13 +95,13 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     finally:
         await stream.aclose()
     # The summary replaces everything that the model has seen, including earlier responses.
-    history = (*past.earlier, *meaning_of(prepared.generation.input))
+    history = continued(past.earlier, prepared.generation.input)
     summary, report = summary_of(result), stream.report
     replacement = await _fitted(deps, prepared.generation.request, history, summary, threshold_of(None, model.window))
     report.notes = [*notes_on_summary(summary, report), *report.notes]
     if not summary:
         report.facts.left_out = 0
-    sealed = sealed_items((*replacement.kept, *replacement.summary, *replacement.pending), seals, sender.tenant)
+    sealed = sealed_items(replacement.items, seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
     return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, report, notes)
