@@ -101,6 +101,10 @@ def server_call_first(text: str) -> list[str]:
     return [calls("echo", text=text), CALL]
 
 
+def parallel_server_calls_first(text: str) -> list[str]:
+    return [calls("echo", text=text) + NEXT_MESSAGE + calls("echo", "", text="other"), CALL]
+
+
 def server_call_before_client_call(text: str) -> list[str]:
     return [calls("echo", text=text) + NEXT_MESSAGE + CLIENT_CALL]
 
@@ -112,7 +116,7 @@ def server_call_after_client_call(text: str) -> list[str]:
 @BOTH_FORMS
 @pytest.mark.parametrize(
     "outputs",
-    [server_call_first, server_call_before_client_call, server_call_after_client_call],
+    [server_call_first, parallel_server_calls_first, server_call_before_client_call, server_call_after_client_call],
     ids=lambda make: make.__name__,
 )
 async def test_server_tool_results_reach_the_follow_up_request(upstream: Upstream, outputs: Any, stream: bool) -> None:
@@ -123,6 +127,7 @@ async def test_server_tool_results_reach_the_follow_up_request(upstream: Upstrea
         fields: dict[str, Any] = {"tools": [LOOK], "stream": stream, **RUN}
         messages = [{"role": "user", "content": "Hi"}]
         first = await harness.gateway.chat(messages=messages, **fields)
+        last_prompt = harness.prompts[-1]
         if stream:
             deltas = [choice["delta"] for event in first.events for choice in event["choices"]]
             deltas_of_calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
@@ -138,6 +143,7 @@ async def test_server_tool_results_reach_the_follow_up_request(upstream: Upstrea
         ]
         harness.say(ANSWER)
         await harness.gateway.chat(messages=[*messages, *reply], **fields)
+        assert harness.prompts[-1].startswith(last_prompt)
         assert harness.said.count(result("echo", text)) == 1
         positions = [harness.said.index(each) for each in (f'"text":"{text}"', result("echo", text), "It is up.")]
         assert positions == sorted(positions)

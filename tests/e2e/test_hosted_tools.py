@@ -115,6 +115,16 @@ async def test_several_calls_run_in_sequence(harness: Line, stream: bool) -> Non
     assert [call["output"] for call in made(response)] == ["1", "2", '{"answer":42}']
 
 
+async def test_parallel_calls_keep_their_order_in_the_next_prompt(harness: Line) -> None:
+    harness.more = {"tools": [TOOL, DOCS]}
+    harness.say(calls("echo", text="a") + "<|start|>assistant" + calls("echo", "", text="b"), CALL, ANSWER)
+    first = await harness.whole(input="Hi")
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Up."}
+    await harness.whole(previous_response_id=first["id"], input=[output])
+    assert harness.prompts[2].startswith(harness.prompts[1] + CALL)
+    assert harness.prompts[1].index(result("echo", "a")) < harness.prompts[1].index('{"text":"b"}')
+
+
 async def test_server_calls_run_and_client_calls_are_returned_together(harness: Line) -> None:
     both = calls("echo", text="1")[: -len("<|call|>")] + "<|call|><|start|>assistant" + CALL[len(THOUGHT) :]
     harness.say(both)

@@ -132,6 +132,18 @@ async def test_a_paused_answer_continues_after_its_last_token(
         assert extended.startswith(prompt + output)
 
 
+async def test_an_answer_with_parallel_calls_continues_after_its_last_token(harness: Harness) -> None:
+    other = SEARCH.replace("capital France", "Paris")
+    last = reasoning("Two.") + OPEN
+    harness.say(reasoning("One.") + SEARCH + "<|start|>assistant" + other, last, answers("Paris."))
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    first = await harness.send(messages, tools=[WEB])
+    assert first["stop_reason"] == "pause_turn"
+    messages.append({"role": "assistant", "content": first["content"]})
+    await harness.send(messages, tools=[WEB])
+    assert harness.prompts[2].startswith(harness.prompts[1] + last)
+
+
 async def test_several_pauses_may_come_back_as_separate_messages(harness: Harness) -> None:
     harness.say(SEARCH, OPEN, FIND, SEARCH, answers("Paris."))
     messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]

@@ -1,8 +1,8 @@
 """Steps of an answer: their items, and the choice of the next step.
 
-`next_step` is a pure function. Each step appends its generated items and the results of server tools to the
-conversation, and changes no earlier item. If the model must answer now, the prompt of the step ends with the opened
-header of a message on `final`.
+`next_step` is a pure function. Each step appends its generated items to the conversation, with the results of server
+tools directly after their calls, and changes no earlier item. If the model must answer now, the prompt of the step ends
+with the opened header of a message on `final`.
 """
 
 from __future__ import annotations
@@ -328,7 +328,16 @@ class AnswerItems:
         return any(isinstance(item, HostedCall) and item.needs_approval for item in items)
 
     def add_results(self, items: Sequence[Item]) -> None:
-        self.context = replace(self.context, items=(*self.context.items, *items))
+        """Insert the result of a server tool, and the tools that it found, after its call.
+
+        Parallel calls have the same order when the client continues the conversation, so the model reads its history
+        unchanged, and the prefix caches of backends match.
+        """
+        answered = {item.call_id for item in items if isinstance(item, ToolResult)}
+        known = self.context.items
+        calls = (at for at, item in enumerate(known) if isinstance(item, AssistantCall) and item.call_id in answered)
+        end = 1 + max(calls, default=len(known) - 1)
+        self.context = replace(self.context, items=(*known[:end], *items, *known[end:]))
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:

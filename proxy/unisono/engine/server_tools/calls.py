@@ -183,8 +183,8 @@ class ToolRound:
     def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], tuple[Item, ...]]:
         """Record the outcome of the current call.
 
-        Returns the journal note, the events, and new items. The new items follow the model's own items in the
-        conversation: the result, and tools that a search found. `position` is as in `Repaired`.
+        Returns the journal note, the events, and new items, which follow the call in the conversation: the result, and
+        tools that a search found. `position` is as in `Repaired`.
         """
         pending = self.pending
         assert pending is not None
