@@ -61,7 +61,7 @@ TOOLS: Mapping[str, tuple[Json, str, str, Json, Json, str]] = {
             "operation": {"type": "update_file", "path": "a.py", "diff": "@@\n-1\n+2"},
         },
         {"type": "apply_patch_call_output", "status": "failed", "output": "no such line"},
-        "no such line",
+        "failed: no such line",
     ),
     "local_shell with null": (
         {"type": "local_shell"},
@@ -88,6 +88,17 @@ TOOLS: Mapping[str, tuple[Json, str, str, Json, Json, str]] = {
         {"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "a.py"}},
         {"type": "apply_patch_call_output", "status": "completed"},
         "completed",
+    ),
+    "apply_patch with a log": (
+        {"type": "apply_patch"},
+        PATCH,
+        "type apply_patch = (_: {",
+        {
+            "type": "apply_patch_call",
+            "operation": {"type": "update_file", "path": "a.py", "diff": "@@\n-1\n+2"},
+        },
+        {"type": "apply_patch_call_output", "status": "completed", "output": "1 line changed"},
+        "1 line changed",
     ),
 }
 each_tool = pytest.mark.parametrize(

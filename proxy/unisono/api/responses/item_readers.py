@@ -46,7 +46,7 @@ from unisono.api.responses.input_items import (
     InputSilent,
     InputTrigger,
 )
-from unisono.api.responses.items import served_call
+from unisono.api.responses.items import FAILED, served_call
 from unisono.api.responses.message_items import read_agent_message, read_message
 from unisono.api.responses.server_tools.approval_history import question_in
 from unisono.api.responses.tool_items import (
@@ -314,7 +314,9 @@ def _client_tool_call(conversion: InputConversion, item: InputItem, param: str) 
 
 def _client_tool_output(conversion: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputClientToolOutput)
-    text = join(output_texts(item.output), "\n", param=f"{param}.output") or item.status or ""
+    text = join(output_texts(item.output), "\n", param=f"{param}.output")
+    # The output of a patch is only a log. Its status states whether the patch was applied.
+    text = f"{item.status}: {text}" if text and item.status == FAILED else text or item.status or ""
     kind = item.type.removesuffix("_call_output")
     call_id = conversion.call_of(item) or item.call_id or item.id
     if call_id is None:
