@@ -344,9 +344,10 @@ async def test_a_conversation_over_the_window_is_rejected_without_truncation(
             reply = await narrow_harness.post(stream=stream, input=f"3 {WORDS}", **continuation, **fields)
             refusal(reply, 400, "input", "context_length_exceeded")
         assert narrow_harness.prompts == []
-        truncated = await narrow_harness.responds(
-            stream=stream, input=f"3 {WORDS}", truncation="auto", store=False, **continuation
-        )
+        shortened: Json = {"input": f"3 {WORDS}", "truncation": "auto", **continuation}
+        counted = await narrow_harness.post("/input_tokens", **shortened)
+        truncated = await narrow_harness.responds(stream=stream, store=False, **shortened)
+        assert counted.body["input_tokens"] == truncated["usage"]["input_tokens"]
         assert truncated["unisono"]["left_out"] == 3
         assert (f"0 {WORDS}" in narrow_harness.said, f"3 {WORDS}" in narrow_harness.said) == (False, True)
         narrow_harness.fake.requests.clear()

@@ -22,6 +22,7 @@ from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop
 from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, ServerOffer, notes_on_left_out, offers_in
+from unisono.engine.truncation import truncate_for
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -135,6 +136,11 @@ class EngineDeps:
         """Return the number of tokens of the request's first prompt; `salt` is as for `render`."""
         loop = self._tool_loop(request, GenerationReport())
         prepared = await self._prepared(request, loop)
+        window = request.prompt.counted_window
+        if window is not None and request.prompt.truncate:
+            conversation, tools = prepared.conversation, prepared.tools
+            truncated = await truncate_for(request, self.renderer, conversation, tools, window, salt)
+            return len(truncated.rendered.prompt.tokens)
         rendered = await render(self.renderer, prepared.conversation, prepared.tools, salt)
         if loop is None:
             counted = PreparedConversation(prepared.conversation, prepared.tools, rendered=rendered)

@@ -15,12 +15,9 @@ from unisono.engine.deps import PreparedConversation
 from unisono.engine.prompt import RenderedPrompt, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
-from unisono.engine.truncation import truncate
+from unisono.engine.truncation import truncate_for
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
-
-# Number of tokens that are reserved for an answer without a token limit when oldest items may be dropped.
-MIN_ANSWER_TOKENS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +150,8 @@ class PromptBuilder:
         return await render(self._renderer, conversation, self._tools, self._request.routing.cache_salt)
 
     async def _fit(self, window: int) -> None:
-        # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
-        wanted = min(self._request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
-        truncated = await truncate(
-            self._renderer,
-            self._original,
-            self._tools,
-            window - wanted,
-            self._request.routing.cache_salt,
-            for_summary=self._request.prompt.for_summary,
-        )
+        salt = self._request.routing.cache_salt
+        truncated = await truncate_for(self._request, self._renderer, self._original, self._tools, window, salt)
         if truncated.conversation is not self.conversation:
             self.conversation, self._current = truncated.conversation, None
         self._truncated_to = window

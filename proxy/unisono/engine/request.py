@@ -204,6 +204,8 @@ class PromptOptions:
     """Options for the prompt of a conversation."""
 
     truncate: bool = False  # drop the oldest items of the conversation if they leave no room for an answer
+    # Context window in which `GenerationService.count` truncates the prompt as for an answer; None to count all items.
+    counted_window: int | None = None
     # The last item asks for a summary of the other items. With `truncate`, long texts may be shortened too.
     for_summary: bool = False
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date

@@ -29,9 +29,13 @@ from unisono.core.conversation import (
 )
 from unisono.core.frozen import dataclass
 from unisono.engine.prompt import RenderedPrompt, render, render_here
+from unisono.engine.request import GenerationRequest
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.tool_declarations import ToolSet
+
+# Number of tokens that are reserved for an answer without a token limit when oldest items may be dropped.
+MIN_ANSWER_TOKENS: Final = 1_024
 
 SHORTENED: Final = "\n\n[The middle of this text is left out, because the text is too long for the context window.]\n\n"
 # Maximum number of tokens of `SHORTENED`, plus a margin: the rest of a text may have more tokens when it is tokenized
@@ -75,6 +79,21 @@ async def truncate(
     if len(rendered.prompt.tokens) <= limit:
         return TruncatedConversation(conversation, rendered)
     return await asyncio.to_thread(_truncated, renderer, conversation, tools, limit, salt, for_summary)
+
+
+async def truncate_for(
+    request: GenerationRequest,
+    renderer: Renderer,
+    conversation: Conversation,
+    tools: ToolSet,
+    window: int,
+    salt: str,
+) -> TruncatedConversation:
+    """Truncate the conversation of `request` so that `window` tokens also hold an answer."""
+    # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
+    wanted = min(request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
+    for_summary = request.prompt.for_summary
+    return await truncate(renderer, conversation, tools, window - wanted, salt, for_summary=for_summary)
 
 
 def _truncated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
+from unisono.core.generation import DEFAULT_CONTEXT
 
 # Fields that change the token count. A count is never stored, so the fields about storage are excluded.
 EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background", "context_management"}
@@ -41,7 +43,9 @@ async def counted(deps: ResponsesDeps, sender: Sender, body: dict[str, Any], siz
     prepared = await assembled(
         deps, sender, request, past, model, response_id=deps.new_id("resp_"), created_at=0, size=size
     )
-    return await deps.service.count(request_to_count(prepared.generation.request, prepared.generation.compaction))
+    request_counted = request_to_count(prepared.generation.request, prepared.generation.compaction)
+    prompt = replace(request_counted.prompt, counted_window=model.window() or DEFAULT_CONTEXT)
+    return await deps.service.count(replace(request_counted, prompt=prompt))
 
 
 def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
