@@ -19,6 +19,7 @@ from tests.e2e.continuing import Model, prompts_about
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.replicas import Client, Json, Told
 from tests.fakes import FakeVllm
+from unisono.api.responses.background import takeover
 
 QUESTION = "How does it end?"
 BODY: Json = {"model": "gpt-oss", "input": QUESTION, "background": True}
@@ -90,7 +91,10 @@ async def ended(client: Client, response_id: str) -> Json:
 
 
 @pytest.mark.parametrize("until", [None, 6, 25], ids=["no output", "reasoning", "text"])
-async def test_response_fails_if_its_model_is_missing_after_a_restart(place: Place, until: int | None) -> None:
+async def test_response_fails_if_its_model_is_missing_for_too_long_after_a_restart(
+    place: Place, until: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "MAX_LEFT_S", LEASE_S)
     place.model.waits = until is None
     async with place.gateway() as client:
         received = Told()
@@ -99,9 +103,31 @@ async def test_response_fails_if_its_model_is_missing_after_a_restart(place: Pla
     async with place.gateway(name="another-gpt-oss") as client:
         response = await ended(client, received.id)
         assert response["status"] == "failed"
-        assert "gpt-oss" in response["error"]["message"]
+        assert response["error"]["code"] == "server_error"
+        assert "The model `gpt-oss` does not exist here" in response["error"]["message"]
         assert bool(response["output"]) == (until is not None)
         assert (await client.resumes(Told(), received.id)).raw[: len(received.raw)] == received.raw
+
+
+async def test_a_gateway_without_the_model_leaves_the_response_to_a_gateway_that_has_it(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = "response left to other processes"
+    async with place.gateway() as client:
+        received = Told()
+        await client.listens(received, "/v1/responses", {**BODY, "stream": True}, until=25)
+    async with place.gateway(name="another-gpt-oss") as client:
+        # More attempts than takeovers after crashes are permitted.
+        with caplog.at_level("DEBUG", "unisono.responses"):
+            async with asyncio.timeout(20):
+                while len([each for each in caplog.records if each.message == left]) <= takeover.MAX_TAKEOVERS:
+                    await asyncio.sleep(0.05)
+        assert (await client.get(f"/v1/responses/{received.id}"))["status"] == "in_progress"
+    assert [each.levelname for each in caplog.records if each.message == left][:2] == ["WARNING", "DEBUG"]
+    async with place.gateway() as client:
+        response = await ended(client, received.id)
+        assert response["status"] == "completed"
+        assert response["output"][-1]["content"][0]["text"] == place.model.text
 
 
 def crash_background_tasks() -> None:

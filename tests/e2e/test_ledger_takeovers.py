@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -16,6 +17,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, replica
 from tests.fakes import FakeVllm, VllmScript, stall_at
+from unisono.api.responses.background.job_record import LEFT_SINCE
 from unisono.core.quotas import SHARED_TENANT, KeyLimits, TokenUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -58,6 +60,11 @@ async def test_tokens_of_all_owners_are_charged_once(
         elif final_status == "failed":
             config = with_keys(config_of(f"vllm@{fake.url}", name="another-gpt-oss"), address)
             config["store"] |= {"lease_s": LEASE_S}
+            await asyncio.sleep(2 * LEASE_S)
+            # The response has been left to other processes for too long.
+            [stored] = await keys.store.responses("ann", [response_id])
+            assert stored is not None
+            await keys.store.update("ann", replace(stored, notes={**stored.notes, LEFT_SINCE: 0.0}))
         else:
             model.waits, fake.script = True, model.script
         second = await stack.enter_async_context(replica(tmp_path / "b", config))

@@ -1,4 +1,4 @@
-"""Crash count in the record of a background response."""
+"""Crash count and time without an owner in the record of a background response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.api.responses.background.job_record import with_handover_noted, with_takeover_counted
+from unisono.api.responses.background.job_record import with_handover_noted, with_leaving_noted, with_takeover_counted
 from unisono.core.state_store import Status, StoredResponse
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -33,3 +33,13 @@ def test_only_crashes_without_new_tokens_are_counted(notes: dict[str, Any], toke
     again, counted = with_takeover_counted(with_handover_noted(noted), tokens)
     assert (again, counted) == (noted, crashes)
     assert with_takeover_counted(again, tokens)[1] == crashes + 1
+
+
+def test_the_time_without_an_owner_restarts_after_a_takeover() -> None:
+    record = StoredResponse("resp_1", Status.IN_PROGRESS, "gpt-oss", 1.0, notes={"tries": [1, 5]})
+    left, since = with_leaving_noted(record, 10.0)
+    assert since == 10.0
+    again, since = with_leaving_noted(left, 20.0)
+    assert (again, since) == (left, 10.0)
+    continued, _ = with_takeover_counted(again, 6)
+    assert with_leaving_noted(continued, 30.0)[1] == 30.0

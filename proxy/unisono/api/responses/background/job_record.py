@@ -33,6 +33,9 @@ TRIES = "tries"
 # Note with the value of `TRIES` at a graceful handover. An earlier version of the gateway ignores this note and changes
 # `TRIES`. The values then differ, so that a crash of that process is counted.
 HANDED_OVER = "handed_over"
+# Note with the time at which a process first left the response to others, in seconds since 1970. It is removed when a
+# process continues the response.
+LEFT_SINCE = "left_since"
 
 
 async def recorded(
@@ -69,7 +72,7 @@ def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[Stored
     crashes = before[0] if tokens <= before[1] else 0
     if response.notes.get(HANDED_OVER) != before:
         crashes += 1
-    notes = {key: value for key, value in response.notes.items() if key != HANDED_OVER}
+    notes = {key: value for key, value in response.notes.items() if key not in (HANDED_OVER, LEFT_SINCE)}
     counted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
     return counted, crashes
 
@@ -77,6 +80,17 @@ def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[Stored
 def with_handover_noted(response: StoredResponse) -> StoredResponse:
     """Record a graceful handover, so that the next takeover is not counted as a crash."""
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
+
+
+def with_leaving_noted(response: StoredResponse, now: float) -> tuple[StoredResponse, float]:
+    """Record that a process leaves the response to others.
+
+    Returns the updated response and the time since which no process has continued it. `now` and this time are seconds
+    since 1970.
+    """
+    noted: Any = response.notes.get(LEFT_SINCE)
+    since = now if noted is None else float(noted)
+    return replace(response, notes={**response.notes, LEFT_SINCE: since}), since
 
 
 def key_of(response: StoredResponse) -> str:

@@ -17,6 +17,7 @@ from unisono.api.responses.background.job_record import (
     request_id_of,
     user_of,
     with_incomplete_journal,
+    with_leaving_noted,
     with_takeover_counted,
 )
 from unisono.api.responses.deps import ResponsesDeps
@@ -29,16 +30,22 @@ from unisono.core.quotas import NO_TOKEN_USAGE
 from unisono.core.request_record import BACKGROUND, record_of_answer
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.core.trace_context import identify
-from unisono.errors import InternalError, StoreUnavailable, StoreUnreadable, UnisonoError
+from unisono.errors import InternalError, StoreConflict, StoreUnavailable, StoreUnreadable, UnisonoError
 
 # Maximum number of takeovers without a new token. After that, the response fails, because it may cause the crashes.
 MAX_TAKEOVERS = 3
 # Time in seconds after which a watch is removed if its response still does not exist.
 FORGET_S = 60.0
-# Time in seconds for which a response that this process cannot continue is left to other processes.
+# Time in seconds for which a response that this process cannot read is left to other processes.
 UNREADABLE_S = 60.0
+# Maximum time in seconds for which a response is left to other processes because this process rejects its request.
+# After that, the response fails.
+MAX_LEFT_S = 600.0
 # Maximum size of the set of missing responses, which is then cleared, so that it does not grow without bound.
 MAX_MISSING = 4096
+
+# Errors that a process with another configuration would raise too.
+FINAL = (StoreConflict, InternalError)
 
 log = logging.getLogger("unisono.responses")
 
@@ -175,9 +182,11 @@ class Takeover:
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
-            # If this lookup fails because the store does not answer, the response is still unchanged. Another takeover
-            # then charges its tokens.
-            await self._fail(background_run, response, lease, failure_of(error), tokens)
+            failure = failure_of(error)
+            if not (counted and await self._leave(background_run, response, lease, failure)):
+                # If the lookup of the caller fails because the store does not answer, the response is still unchanged.
+                # Another takeover then charges its tokens.
+                await self._fail(background_run, response, lease, _interruption(failure), tokens)
             return None
         record = counted_response if counted else response
         return BackgroundJob(
@@ -190,6 +199,26 @@ class Takeover:
             journal=tokens,
             logged=events,
         )
+
+    async def _leave(
+        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+    ) -> bool:
+        """Leave a response to other processes; return False if it must fail.
+
+        The process that created the response accepted its request, and other processes may accept it too. For example,
+        the model may be missing only here. The watch remains, so that others find the response when it expires.
+        """
+        if isinstance(error, FINAL):
+            return False
+        deps, now = self._deps, self._deps.clock()
+        left, since = with_leaving_noted(response, now)
+        if now - since > MAX_LEFT_S:
+            return False
+        # This also takes back the count of the takeover.
+        await retry_while_down(lambda: deps.store.update(background_run.tenant, left, lease=lease))
+        about = {"response": background_run.response, "code": error.code, "reason": error.message}
+        log.log(logging.WARNING if since == now else logging.DEBUG, "response left to other processes", extra=about)
+        return True
 
     async def _fail(
         self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError, tokens: Tokens
@@ -231,3 +260,13 @@ class Takeover:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if await is_there(middle) else (low, middle)
         return low
+
+
+def _interruption(error: UnisonoError) -> UnisonoError:
+    """Return the error of a response that cannot continue.
+
+    The request was accepted before, so the error does not blame the client.
+    """
+    if isinstance(error, FINAL):
+        return error
+    return InternalError(f"No process can continue the response: {error.message}")
