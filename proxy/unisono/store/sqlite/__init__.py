@@ -8,6 +8,7 @@ wake waiting readers in their own process. Readers also poll, and thereby find e
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,6 @@ from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
-from unisono.core.recordings import StoredTrace
-from unisono.core.request_filter import RequestFilter
-from unisono.core.request_record import RequestRecord
-from unisono.core.request_store import RequestPage
 from unisono.core.state_store import (
     NOTHING_LOGGED,
     BackgroundRun,
@@ -37,33 +34,27 @@ from unisono.core.state_store import (
 from unisono.errors import StoreUnavailable
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
-from unisono.store.sqlite import accounts, conversations, disk_space, leases, request_records, responses, traces
+from unisono.store.sqlite import accounts, conversations, disk_space, leases, responses
 from unisono.store.sqlite.access import SqliteAccess
-from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, connect_reader, is_unwritable
+from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, is_unwritable
 from unisono.store.sqlite.expiry import FileUpkeep
 from unisono.store.sqlite.idempotency_claims import claim, unclaim
+from unisono.store.sqlite.opened_file import OpenedFile, open_file
+from unisono.store.sqlite.record_store import SqliteRecords
+from unisono.store.sqlite.sqlite_errors import TROUBLE, is_damage, primary_code, unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 # Lock timeout, in seconds, of a write that follows a timed-out write. It is short because many writes may be queued.
 LOCKED_TIMEOUT_S = 0.2
-# Request records per write to a store in memory. Such a write blocks the event loop for about a millisecond.
-RECORDS_PER_MEMORY_WRITE = 16
-# Messages for callers, by SQLite's primary codes. The error itself is the cause, for the log.
-TROUBLE: Mapping[int, str] = {
-    sqlite3.SQLITE_FULL: "the store is full",
-    sqlite3.SQLITE_READONLY: "the store currently rejects writes",
-    sqlite3.SQLITE_BUSY: (
-        f"the store has been locked by other processes for at least {LOCK_TIMEOUT_S:g} s; "
-        "try again, or use Redis for this load"
-    ),
-}
 NOT_OPEN = "the store is not open: it could not be started yet, or the gateway is shutting down; try again later"
+log = logging.getLogger("unisono.store")
+
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 
-class SqliteStore(SqliteAccess):
+class SqliteStore(SqliteAccess, SqliteRecords):
     """Store in a SQLite file.
 
     If `path` is None, everything is stored in memory. If `or_memory` is True and the file cannot be created or written,
@@ -94,18 +85,22 @@ class SqliteStore(SqliteAccess):
         # Reads have their own thread, because a file can be read while another process has locked it for writing.
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
+        self._file: OpenedFile | None = None
         self._is_locked = False
         self._upkeep = FileUpkeep()
         # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
+        # Error that shows damage of the opened file. A trial write may succeed nevertheless.
+        self._damage: sqlite3.Error | None = None
         self._waiting = Waiting()
 
     async def start(self) -> tuple[str, ...]:
         loop = asyncio.get_running_loop()
         try:
-            self._db = await loop.run_in_executor(self._worker, connect, self._path)
-            if self._path is not None:
-                self._reading_db = await loop.run_in_executor(self._worker, connect_reader, self._path)
+            if self._path is None:
+                self._db = await loop.run_in_executor(self._worker, connect, None)
+            else:
+                self._use(await loop.run_in_executor(self._worker, open_file, self._path))
                 self._reading_worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store-reads")
         except StoreUnavailable as error:
             if not self._may_use_memory or not is_unwritable(error):
@@ -115,15 +110,35 @@ class SqliteStore(SqliteAccess):
         return (IN_MEMORY,) if self._path is None else ()
 
     async def aclose(self) -> None:
-        writing, self._db = self._db, None
-        reading, self._reading_db = self._reading_db, None
         self._waiting.wake_all()
         loop = asyncio.get_running_loop()
-        for worker, db in ((self._reading_worker, reading), (self._worker, writing)):
-            if db is not None:
-                await loop.run_in_executor(worker, db.close)
+        db, file = await loop.run_in_executor(self._worker, self._forget)
+        if file is not None:
+            await loop.run_in_executor(self._reading_worker, file.reader.close)
+            await loop.run_in_executor(self._worker, file.close_writer)
+        elif db is not None:
+            await loop.run_in_executor(self._worker, db.close)
         self._reading_worker.shutdown(wait=False)
         self._worker.shutdown(wait=False)
+
+    def _use(self, file: OpenedFile) -> None:
+        self._file, self._db, self._reading_db, self._damage = file, file.writer, file.reader, None
+
+    def _forget(self) -> tuple[sqlite3.Connection | None, OpenedFile | None]:
+        """Refuse further operations; return the connections to close.
+
+        Runs on the writing thread, because a write in progress may open the file again.
+        """
+        opened = self._db, self._file
+        self._db = self._reading_db = self._file = None
+        return opened
+
+    def _check_file(self) -> None:
+        """Open the file again if it was replaced. Raises `StoreUnavailable` if it was deleted."""
+        file = self._file
+        if file is not None and file.is_replaced:
+            self._use(file.reopened())
+            self._reading_worker.submit(file.reader.close)
 
     async def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         if self._is_in_memory:
@@ -132,6 +147,7 @@ class SqliteStore(SqliteAccess):
         asked_s = time.monotonic()
 
         def act() -> T:
+            self._check_file()
             with self._lock_timeout(asked_s):
                 return self._run_transaction(self._db, True, work, *args, **named)
 
@@ -171,7 +187,7 @@ class SqliteStore(SqliteAccess):
         try:
             yield
         except StoreUnavailable as error:
-            is_locked = _code(error.__cause__) == sqlite3.SQLITE_BUSY
+            is_locked = primary_code(error.__cause__) == sqlite3.SQLITE_BUSY
             raise
         finally:
             self._is_locked = is_locked
@@ -199,9 +215,16 @@ class SqliteStore(SqliteAccess):
                 with self._upkeep.during(act) if writes else nullcontext():
                     return work(act, *args, **named)
         except sqlite3.Error as error:
-            self._failed = True
-            words = TROUBLE.get(_code(error), "the store failed; nothing was changed")
-            raise StoreUnavailable(words) from error
+            self._on_error(error)
+            raise unavailable(error) from error
+
+    def _on_error(self, error: sqlite3.Error) -> None:
+        if is_damage(error):
+            self._damage = error
+        elif not self._failed and primary_code(error) not in TROUBLE:
+            # The next check may succeed, and then it does not report this error.
+            log.error("an operation of the store failed", extra={"cause": f"{type(error).__name__}: {error}"})
+        self._failed = True
 
     async def check(self, beginning: StoredResponse | None = None, tenant: str = "") -> None:
         if await self._run(disk_space.is_disk_low, self._path, self._low_bytes, beginning, tenant) or self._failed:
@@ -209,6 +232,8 @@ class SqliteStore(SqliteAccess):
             await self._run(disk_space.fill)
             await self._run(disk_space.clear)
             self._failed = False
+        if self._damage is not None:
+            raise unavailable(self._damage) from self._damage
         if beginning is not None and beginning.ancestors:
             await self._run(responses.renew, tenant, beginning.ancestors)
 
@@ -357,40 +382,6 @@ class SqliteStore(SqliteAccess):
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._read(accounts.ledger, since, until, account)
-
-    async def keep_traces(self, *new_traces: StoredTrace, for_s: float, most: int) -> None:
-        await self._run(traces.write_traces, new_traces, for_s, most)
-
-    async def trace(self, tenant: str, id: str) -> StoredTrace | None:
-        return await self._read(traces.get, tenant, id)
-
-    async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
-        return await self._read(traces.latest, tenant, limit)
-
-    async def keep_requests(self, *records: RequestRecord, for_s: float, most: int) -> None:
-        size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else max(1, len(records))
-        # A write without records still deletes expired records, so the loop runs at least once.
-        for begin in range(0, max(1, len(records)), size):
-            await self._run(request_records.write_requests, records[begin : begin + size], for_s, most)
-            if self._is_in_memory:
-                await asyncio.sleep(0)
-
-    async def delete_requests(self, key: str, most: int) -> int:
-        return await self._run(request_records.delete_of_key, key, most)
-
-    async def request(self, id: str) -> RequestRecord | None:
-        return await self._read(request_records.get, id)
-
-    async def requests(self, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
-        return await self._read(request_records.page, wanted, limit, cursor)
-
-    async def request_counts(self, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
-        return await self._read(request_records.counts, wanted, step_s)
-
-
-def _code(error: BaseException | None) -> int:
-    """Return the primary code of a SQLite error, or 0 for any other error."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _key(tenant: str, response: str) -> str:

@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from unisono.core.access import KeyRecord
 from unisono.core.directory import MAX_AUDIT_RECORDS, AuditRecord, DirectoryEntry, EntryKind
 from unisono.store import codec
-from unisono.store.sqlite.connection import Transaction
+from unisono.store.sqlite.connection import Transaction, Transactions
 from unisono.store.write_errors import refusal
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class _Transactions(Protocol):
-    """Runs work in a transaction."""
-
-    def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
-        """Run work that writes."""
-        ...
-
-    def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
-        """Run work that only reads."""
-        ...
 
 
 class SqliteAccess:
     """Part of the SQLite store that implements `KeyStore` and `DirectoryStore`."""
 
-    async def put_key(self: _Transactions, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
+    async def put_key(self: Transactions, record: KeyRecord, audit: AuditRecord | None = None) -> KeyRecord:
         return await self._run(_store_key, record, audit)
 
-    async def key(self: _Transactions, key: str) -> KeyRecord | None:
+    async def key(self: Transactions, key: str) -> KeyRecord | None:
         return await self._read(_key_of_id, key)
 
-    async def key_of(self: _Transactions, digest: str) -> KeyRecord | None:
+    async def key_of(self: Transactions, digest: str) -> KeyRecord | None:
         return await self._read(_key_of_digest, digest)
 
-    async def keys(self: _Transactions) -> tuple[KeyRecord, ...]:
+    async def keys(self: Transactions) -> tuple[KeyRecord, ...]:
         return await self._read(_all_keys)
 
-    async def put_entry(self: _Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> DirectoryEntry:
+    async def put_entry(self: Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> DirectoryEntry:
         return await self._run(_store_entry, entry, audit)
 
-    async def delete_entry(self: _Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> None:
+    async def delete_entry(self: Transactions, entry: DirectoryEntry, audit: AuditRecord | None = None) -> None:
         await self._run(_delete_entry, entry, audit)
 
-    async def entries(self: _Transactions, *ids: tuple[EntryKind, str]) -> tuple[DirectoryEntry | None, ...]:
+    async def entries(self: Transactions, *ids: tuple[EntryKind, str]) -> tuple[DirectoryEntry | None, ...]:
         return await self._read(_entries, ids)
 
-    async def directory(self: _Transactions, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
+    async def directory(self: Transactions, kind: EntryKind) -> tuple[DirectoryEntry, ...]:
         return await self._read(_entries_of_kind, kind)
 
-    async def audit_records(self: _Transactions, offset: int, limit: int) -> tuple[int, tuple[AuditRecord, ...]]:
+    async def audit_records(self: Transactions, offset: int, limit: int) -> tuple[int, tuple[AuditRecord, ...]]:
         return await self._read(_audit_page, offset, limit)
 
 

@@ -6,13 +6,18 @@ The write-ahead log is synced at every commit, so acknowledged writes survive a 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable, StoreUnreadable
 from unisono.store.codec import StateLimits
 from unisono.store.sqlite.schema import create_tables
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # SQLite's primary codes for a path where no file can be written.
 UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
@@ -26,6 +31,20 @@ class Transaction:
     now: float
     retention: Retention
     bounds: StateLimits
+
+
+class Transactions(Protocol):
+    """Part of the SQLite store that runs work in a transaction. Other parts use it as `self`."""
+
+    _is_in_memory: bool
+
+    def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
+        """Run work that writes."""
+        ...
+
+    def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> Awaitable[T]:
+        """Run work that only reads."""
+        ...
 
 
 # Maximum time in seconds for which an operation waits while another process writes to the file.
