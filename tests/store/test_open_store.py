@@ -10,6 +10,7 @@ from tests.contract.state import response
 from unisono.errors import ConfigError
 from unisono.store import open_store
 from unisono.store.redis import RedisStore, keys
+from unisono.store.redis.address import open_clients
 from unisono.store.sqlite import SqliteStore
 
 GOOD = {
@@ -27,6 +28,10 @@ GOOD = {
     "rediss+sentinel://a/state": RedisStore,
     "redis+cluster://a:7000,b": RedisStore,
     "valkey+cluster://a": RedisStore,
+    "rediss://a?ssl_ca_certs=/ca.pem&ssl_certfile=/c.pem&ssl_keyfile=/k.pem&ssl_check_hostname=false": RedisStore,
+    "rediss+sentinel://a,b/state/2?ssl_ca_certs=/ca.pem": RedisStore,
+    "rediss+cluster://a,b?ssl_ca_certs=/ca.pem&socket_keepalive=true": RedisStore,
+    "unix:///run/redis.sock?db=2": RedisStore,
 }
 
 BAD = {
@@ -49,6 +54,15 @@ BAD = {
     "two database numbers": "redis://localhost/1/2",
     "service name of a cluster": "redis+cluster://a:7000,b/prod",
     "database of a cluster": "redis+cluster://a:7000,b/1",
+    "database of a cluster in an option": "redis+cluster://a:7000,b?db=1",
+    "option that changes answers": "redis://localhost/0?decode_responses=true",
+    "unknown option": "redis://localhost/0?foo=bar",
+    "option without a value": "redis://localhost/0?foo",
+    "option instead of the scheme": "redis://localhost/0?ssl=true",
+    "unknown option of sentinels": "redis+sentinel://a/state?foo=bar",
+    "option of TLS without TLS": "redis://localhost/0?ssl_ca_certs=/ca.pem",
+    "invalid value of an option": "redis://localhost/0?db=two",
+    "question mark in the password": "redis://:half?secret=1@localhost/0",
 }
 
 
@@ -61,8 +75,18 @@ async def test_url_selects_the_store_type(url: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_invalid_url_is_a_config_error(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^store\.url: "):
+    with pytest.raises(ConfigError, match=r"^store\.url: ") as raised:
         open_store(BAD[name])
+    assert "secret" not in str(raised.value)
+
+
+async def test_options_of_an_address_reach_sentinels_and_clusters() -> None:
+    for url in ("rediss+sentinel://a,b/state/2?ssl_ca_certs=/ca.pem", "rediss+cluster://a,b?ssl_ca_certs=/ca.pem"):
+        clients = open_clients(url, 1.0)
+        assert clients.options["ssl"] is True
+        assert clients.options["ssl_ca_certs"] == "/ca.pem"
+        assert clients.service in ("state", "")
+        await clients.client.aclose()
 
 
 async def test_percent_encoded_sqlite_path_is_decoded(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -18,7 +19,40 @@ from unisono.store.redis.command_client import CommandClient, CommandPool, Senti
 
 # With a timeout, the library would start a task for each command.
 UNTIMED: dict[str, Any] = {"socket_timeout": None}
-UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
+UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / ? # @ : in the password"
+
+# Options of the Redis library that an address may contain. Others would change the form of its answers or its retries,
+# on which the store depends.
+URL_OPTIONS = frozenset(
+    (
+        "db",
+        "username",
+        "password",
+        "client_name",
+        "health_check_interval",
+        "max_connections",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_read_size",
+    )
+)
+TLS_OPTIONS = frozenset(
+    (
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_ca_data",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_password",
+        "ssl_cert_reqs",
+        "ssl_check_hostname",
+        "ssl_min_version",
+        "ssl_ciphers",
+        "ssl_include_verify_flags",
+        "ssl_exclude_verify_flags",
+    )
+)
 
 
 class EpochSentinel(Sentinel):
@@ -69,6 +103,7 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     scheme, _, rest = url.replace("valkey", "redis", 1).partition("://")
+    given = url_options(scheme, rest)
     if scheme in ("redis", "rediss", "unix"):
         standalone_url = f"{scheme}://{rest}"
         try:
@@ -87,10 +122,11 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     base, _, way = scheme.partition("+")
     if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
         raise ConfigError("store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://")
+    rest = rest.partition("?")[0]
     nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
     if way == "cluster" and (db or service not in ("", "0")):
         raise ConfigError("store.url: a cluster has no databases and no service name; remove the part after the hosts")
-    options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
+    options |= given | credentials(rest) | ({"ssl": True} if base == "rediss" else {})
     if way == "cluster":
         return RedisClients(RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options), options)
     if not service:
@@ -100,6 +136,29 @@ def open_clients(url: str, timeout_s: float) -> RedisClients:
     sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
     commands = sentinel.master_for(service, CommandClient, SentinelCommandPool, **UNTIMED)
     return RedisClients(sentinel.master_for(service), options, commands, sentinel=sentinel, service=service)
+
+
+def url_options(scheme: str, rest: str) -> dict[str, Any]:
+    """Return the options in the query of an address; `rest` is the address after `//`.
+
+    Raises `ConfigError` for an option that is not supported, and for an invalid value.
+    """
+    query = rest.partition("?")[2].partition("#")[0]
+    if "@" in query:
+        # The query is a part of the password.
+        raise ConfigError(f"store.url: {UNREADABLE}")
+    supported = URL_OPTIONS if "+" not in scheme else URL_OPTIONS - {"db"}
+    for name in parse_qs(query, keep_blank_values=True):
+        if name in TLS_OPTIONS and not scheme.startswith("rediss"):
+            raise ConfigError(f"store.url: the option `{name}` needs TLS; use rediss:// instead of redis://")
+        if name not in supported | TLS_OPTIONS:
+            known = ", ".join(sorted(supported | TLS_OPTIONS))
+            raise ConfigError(f"store.url: unsupported option `{name[:64]}`; remove it, or use one of: {known}")
+    try:
+        return dict(parse_url(f"redis://?{query}"))
+    except ValueError as error:
+        # The message contains the name of the option, but not its value.
+        raise ConfigError(f"store.url: {error}") from None
 
 
 def check_database(rest: str) -> None:
