@@ -37,6 +37,15 @@ async def test_team_is_created_read_changed_and_deleted(admin: AdminClient) -> N
     await becomes(admin, key["key"], 401)
 
 
+async def test_a_team_cannot_be_created_in_the_tenant_of_other_requests(admin: AdminClient) -> None:
+    key = await admin.made("/key/generate")
+    for id in (key["token"], "default", "local"):
+        assert refused_field(await admin.post("/team/new", team_id=id)) == (400, "team_id")
+        assert refused_field(await admin.post("/key/generate", team_id=id)) == (404, "team_id")
+    assert (await admin.get("/team/list")).body == []
+    await admin.made("/team/new", team_id="key_team")
+
+
 async def test_user_is_created_read_changed_and_deleted(admin: AdminClient) -> None:
     await admin.made("/team/new", team_id="search")
     made = await admin.made("/user/new", user_id="ann", user_email="ann@example.org", teams=["search"], rpm_limit=5)

@@ -5,6 +5,7 @@ A team is the tenant of its keys: they share stored state and the limits of the 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import Query
@@ -47,9 +48,13 @@ from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, READ_404
+from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import InvalidRequest
+
+# Tenants that do not belong to a team. A key without a team is a tenant with the id of the key.
+OTHER_TENANTS = re.compile(rf"{MASTER_TENANT}|{LOCAL_TENANT}|key_[0-9a-f]{{24}}")
 
 
 class DeletedTeams(AnswerModel):
@@ -61,9 +66,23 @@ async def create_team(
     admin: AdminDeps, actor: CurrentActor, body: ParsedBody[NewTeam], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create a team."""
+    _check_new_id(body.team_id or "")
     members = await ensure_users(admin, actor, body.members_with_roles)
     team = await create_entry(admin, actor, EntryKind.TEAM, body, idempotency_key, members)
     return admin.view(team)
+
+
+def _check_new_id(id: str) -> None:
+    """Raise `InvalidRequest` for an id of another tenant.
+
+    Otherwise, the keys of the team could read and change everything that this tenant has stored.
+    """
+    if OTHER_TENANTS.fullmatch(id):
+        raise InvalidRequest(
+            f"'team_id': '{id}' is reserved for requests with the master key, without a key or with a key of this id; "
+            "choose a different id.",
+            param="team_id",
+        )
 
 
 @ADMIN.add("GET", "/team/info", READ_404)
