@@ -23,7 +23,8 @@ def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if getattr(item, "callspec", None) is not None:
+        # Cases that are slow anyway do not count, so that one of the others remains.
+        if getattr(item, "callspec", None) is not None and item.get_closest_marker("slow") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for group in cases.values():
         # In the order of a checksum: every n-th case would always have the same value of one parameter.
