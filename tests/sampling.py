@@ -10,6 +10,8 @@ import pytest
 
 # End-to-end tests that combine whole and streamed answers with another parameter run one case in three.
 STREAMED_ONE_IN = 3
+# End-to-end tests for several kinds of stores run with one of them, because the contract tests compare the stores.
+STORES = frozenset({"file", "redis", "sqlite"})
 # Folders whose tests start servers or applications. In these folders, tests with many cases run one case in n.
 SLOW_FOLDERS = frozenset({"adapters", "api", "cli", "contract", "e2e", "engine", "mcp", "passthrough", "store", "web"})
 # Least number of cases, and n.
@@ -33,13 +35,21 @@ def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def _stores(group: Sequence[pytest.Item]) -> int:
+    """Return the number of stores of a test."""
+    values = {value for item in group for value in item.callspec.params.values() if isinstance(value, str)}  # type: ignore[attr-defined]
+    return len(values & STORES)
+
+
 def _one_in(group: Sequence[pytest.Item], default: int) -> int:
     item = group[0]
     if mark := item.get_closest_marker("sampled"):
         return int(mark.kwargs["one_in"])
     parameters: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
-    if "e2e" in item.path.parts and "stream" in parameters and len(parameters) > 1:
-        return max(default, STREAMED_ONE_IN)
+    if "e2e" in item.path.parts:
+        if "stream" in parameters and len(parameters) > 1:
+            return max(default, STREAMED_ONE_IN)
+        default = max(default, _stores(group))
     if SLOW_FOLDERS.isdisjoint(item.path.parts):
         return default
     return max(default, next((one_in for least, one_in in ONE_IN if len(group) >= least), 1))
