@@ -6,9 +6,7 @@ A word list is a minimum: text without these words can still be hard to read.
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +34,9 @@ CLAUSE: Final = re.compile(r"(?:How|So|That|What|Where|Which|Who|Whom|Whose)\b")
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z']*")
 _CONSTANT: Final = re.compile(r"[A-Z][A-Z0-9]+_[A-Z0-9_]*[A-Z0-9]")
 _NAMED_CONSTANT: Final = re.compile(rf"`({_CONSTANT.pattern})`")
+_STRING_OR_COMMENT: Final = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""|\'{3}(?:\\.|[^\\])*?\'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(\#[^\n]*)''', re.DOTALL
+)
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -74,10 +75,17 @@ def _find_texts(path: Path, source: str) -> Iterator[Text]:
         return
     nodes = nodes_of(path)
     yield from (Text("docstring", path, line, text) for line, text in docstrings(nodes))
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield Text("comment", path, token.start[0], token.string.lstrip("# "))
+    yield from (Text("comment", path, line, text) for line, text in comments(source))
     yield from (Text("message", path, line, text) for line, text in _messages(nodes))
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments with their lines. The module `tokenize` would take a third of the time of all checks."""
+    line, end = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(source):
+        if found[1] is not None:
+            line, end = line + source.count("\n", end, found.start()), found.start()
+            yield line, found[1].lstrip("# ")
 
 
 def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
