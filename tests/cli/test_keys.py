@@ -72,7 +72,9 @@ def test_a_key_is_not_lost_if_the_output_device_is_full(config: Path, command: s
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["openapi"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], pytest.param(["--version"], marks=pytest.mark.slow), ["openapi"]], ids=str
+)
 def test_a_full_output_device_is_one_line(arguments: list[str]) -> None:
     with FULL.open("w") as full:
         done = subprocess.run([UNISONO, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
