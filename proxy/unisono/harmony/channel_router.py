@@ -319,8 +319,8 @@ class HarmonyRouter:
             body = self.counter.body(item, written, len(body))
         if not is_passed and isinstance(item, ToolCall) and (not opened.is_visible or _take_back(item, events)):
             return
-        is_unseen_text = is_passed and not opened.is_visible and isinstance(item, Text)
-        if is_unseen_text and self._gate is not None and self._gate.unfit:
+        is_unfit = is_passed and not opened.is_visible and self._gate is not None and self._gate.unfit
+        if is_unfit and isinstance(item, Text):
             item = replace(item, unfit=True)
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
         opened.emit_end(Closed(item, text, tokens, closed.complete), events)
