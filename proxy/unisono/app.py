@@ -51,7 +51,7 @@ from unisono.errors import ConfigError, ConfigErrors
 from unisono.middleware.live_outputs import LiveObservation
 from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
-from unisono.net.client_networks import ClientNetworks
+from unisono.net.client_addresses import ClientNetworks
 from unisono.observe.recorder import Recorder
 from unisono.observe.request_records_file import RequestFile
 from unisono.observe.request_records_writer import RequestWriter

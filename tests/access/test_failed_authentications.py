@@ -11,7 +11,7 @@ from unisono.access.failed_authentications import (
     _cached_network_of,
 )
 from unisono.errors import TooManyFailures
-from unisono.net.client_networks import ClientNetworks
+from unisono.net.client_addresses import ClientNetworks
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.e2e.obeying import KINDS, SURFACES, Desk, answers, desk
 from tests.schemas.suite import closed
 from unisono.harmony.declaration_limits import MAX_DEPTH
-from unisono.schemas.supported import MAX_LEVELS
+from unisono.schemas.check_schema import MAX_LEVELS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

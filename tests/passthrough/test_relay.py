@@ -9,7 +9,7 @@ import pytest
 from unisono.core.conversation import Json
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
-from unisono.passthrough.relay import relay_for
+from unisono.passthrough.text_relays import relay_for
 
 
 def passthrough_request(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:

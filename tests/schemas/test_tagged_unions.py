@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.schemas.suite import closed
 from unisono.core.tagged_unions import for_grammar, is_tagged_union
-from unisono.schemas.supported import OPENAI, check
+from unisono.schemas.check_schema import OPENAI, check
 
 
 class Strict(BaseModel):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from unisono.errors import TooManyFailures
-from unisono.net.client_networks import network_of
+from unisono.net.client_addresses import network_of
 
 WINDOW_S: Final = 60.0
 # Maximum number of addresses and of accepted keys that are remembered. If there are more, the address whose last

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from unisono.api.request_headers import header_values
 from unisono.api.route_table import REQUESTS
 from unisono.errors import NotAllowed
-from unisono.net.client_networks import client_address
+from unisono.net.client_addresses import client_address
 from unisono.net.special_addresses import is_loopback
 
 

@@ -22,7 +22,7 @@ from unisono.documents.extractor import FileLimits
 from unisono.documents.reader import DocumentReader
 from unisono.documents.text_cache import TextCache
 from unisono.engine.request import GenerationService
-from unisono.net.client_networks import ClientNetworks
+from unisono.net.client_addresses import ClientNetworks
 from unisono.net.ssrf_guard import SsrfGuard
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from unisono.config.section_base import Section
-from unisono.net.client_networks import ClientNetworks
+from unisono.net.client_addresses import ClientNetworks
 
 
 def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:

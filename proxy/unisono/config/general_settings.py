@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from unisono.config.section_base import Name, Section
-from unisono.net.client_networks import ClientNetworks
+from unisono.net.client_addresses import ClientNetworks
 
 
 def _check_networks(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ from typing import Final
 from unisono.core.deadline import Deadline
 from unisono.core.error_texts import seconds
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
-from unisono.core.observer import Pace, SlotWait, StepDone
+from unisono.core.observer import SlotWait, StepDone
 from unisono.core.route_protocol import NO_ROUTING, DeploymentPool, RouteRequest, RouteRequirements, Slot
+from unisono.core.token_times import Pace
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover_policy import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
 from unisono.engine.request import GenerationReport, GenerationRequest

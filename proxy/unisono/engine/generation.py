@@ -121,15 +121,12 @@ class HarmonyGeneration(BatchStream):
                 except (BackendError, ContextTooLong) as error:
                     reader = await self._recover(error, prepared, runner, reader)
         finally:
-            self._release(reader, runner)
+            # An answer that does not complete has no last event with its usage.
+            self.report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
+            runner.session.release()
         if self._buffered:
             self._publish(reader, runner)
             yield self._buffered
-
-    def _release(self, reader: OutputReader, runner: StepRunner) -> None:
-        # An answer that does not complete has no last event with its usage.
-        self.report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
-        runner.session.release()
 
     def _to_emit(self, batch: list[Event], reader: OutputReader, runner: StepRunner) -> list[Event]:
         """Return the events to emit after `batch` was read: buffered events and the batch, or none.
@@ -309,9 +306,7 @@ class HarmonyGeneration(BatchStream):
             results=reader.items.results_by_call if reader.round is not None else None,
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
-        usage = await builder.count_prompt(reader.items.context)
-        if self._lost_tokens:
-            usage += Usage(completion_tokens=self._lost_tokens)
+        usage = await builder.count_prompt(reader.items.context) + Usage(completion_tokens=self._lost_tokens)
         finished = reader.finish(reason, usage)
         note_missing_logprobs(request, self.report)
         if reader.transcript.controller.has_call_as_text:

@@ -29,8 +29,8 @@ from unisono.core.generation import (
     OutputForm,
     Prompt,
 )
-from unisono.core.observer import Pace
 from unisono.core.route_protocol import Slot
+from unisono.core.token_times import Pace
 from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,

@@ -14,7 +14,7 @@ from time import monotonic
 
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
-from unisono.core.observer import Pace, StepDone
+from unisono.core.observer import StepDone
 from unisono.core.passthrough_request import (
     GATEWAY_FIELDS,
     AnswerPart,
@@ -25,6 +25,7 @@ from unisono.core.passthrough_request import (
     starred,
 )
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
+from unisono.core.token_times import Pace
 from unisono.engine.attempt import SlotSession
 from unisono.engine.failover_policy import Progress
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
@@ -36,7 +37,7 @@ from unisono.errors import (
     ContextTooLong,
     UnisonoError,
 )
-from unisono.passthrough.relay import Relay, relay_for
+from unisono.passthrough.text_relays import Relay, relay_for
 
 # Body fields that limit the number of tokens of the answer; the first field that is present is used. Other APIs have no
 # such field.

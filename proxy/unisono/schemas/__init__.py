@@ -17,8 +17,8 @@ The library is faster for ordinary answers. It takes 4 ms instead of 100 ms for 
 8 µs for an answer of 25 bytes. It adds 14 ms to the import and 15 MB to the installation.
 """
 
+from unisono.schemas.check_schema import ANTHROPIC, OPENAI, StrictRules, check
 from unisono.schemas.grammars import MAX_GRAMMAR_CHARACTERS, BadGrammar, check_grammar
-from unisono.schemas.supported import ANTHROPIC, OPENAI, StrictRules, check
 from unisono.schemas.violation_messages import violation
 
 __all__ = [

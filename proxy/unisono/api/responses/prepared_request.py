@@ -19,6 +19,7 @@ from unisono.api.body import off_loop
 from unisono.api.compaction_summary import ItemSealing, replaces_history, sealed_items
 from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.media_loading import MediaSource, media_context
+from unisono.api.responses.continued_history import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, has_sealed, opener
@@ -27,7 +28,6 @@ from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
-from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
 from unisono.api.responses.server_tools.servers import to_servers

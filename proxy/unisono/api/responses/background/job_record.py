@@ -8,11 +8,11 @@ from typing import Any
 
 from unisono.api.body import off_loop
 from unisono.api.responses.configuration_updates import configuration_in
+from unisono.api.responses.continued_history import chain_of, continued
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.input_items import COMPACTION_TRIGGER
 from unisono.api.responses.persistence import retry_while_down, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
-from unisono.api.responses.prior_state import chain_of, continued
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import parted
 from unisono.api.responses.server_tools.mcp_spec import concealed, decrypted, has_secrets, is_concealed

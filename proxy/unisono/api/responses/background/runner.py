@@ -16,12 +16,12 @@ from unisono.api.field_types import shortened
 from unisono.api.responses.background.job import BackgroundJob, JobEnding
 from unisono.api.responses.background.job_record import recorded
 from unisono.api.responses.background.takeover import Takeover
+from unisono.api.responses.continued_history import recall
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, anchor_of, release_unused, renewed, reserve_of
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, check_store
-from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.conversation_conflict import ConversationConflict

@@ -33,12 +33,12 @@ from unisono.api.compaction_summary import (
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answer_schema import Compaction
+from unisono.api.responses.continued_history import continued, recall
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
-from unisono.api.responses.prior_state import continued, recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import RouteTable, dependency, keep_properties

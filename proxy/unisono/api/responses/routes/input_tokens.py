@@ -15,10 +15,10 @@ from unisono.api.body import read_json, work_size
 from unisono.api.disconnects import until_disconnect
 from unisono.api.json_response import to_whole
 from unisono.api.responses.answer_schema import InputTokens
+from unisono.api.responses.continued_history import recall
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
-from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties

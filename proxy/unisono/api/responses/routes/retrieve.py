@@ -14,9 +14,9 @@ from unisono.api.json_response import to_whole
 from unisono.api.responses import answer_schema
 from unisono.api.responses.background.event_log import logged_events
 from unisono.api.responses.background.runner import missing
+from unisono.api.responses.continued_history import OUR_ID
 from unisono.api.responses.items import to_listing
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
-from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.queries import PageQuery, ResponseQuery
 from unisono.api.responses.routes.create import to_http_response
 from unisono.api.responses.routes.responses_api import ResponsesApi, open_responses_table, responses_table, to_sse

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
+from unisono.api.responses.continued_history import OUR_ID
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError

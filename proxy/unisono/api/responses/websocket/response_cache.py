@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unisono.api.responses.configuration_updates import CONFIGURATION_UPDATE, configuration_in
+from unisono.api.responses.continued_history import PriorState, continued, is_compacted, recall
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
-from unisono.api.responses.prior_state import PriorState, continued, is_compacted, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.websocket.frames import Lane
