@@ -12,7 +12,7 @@ from dataclasses import replace
 from weakref import ref
 
 from unisono.core.events import Closed, Event, Finished, Opened, Repaired, Text, ToolCall
-from unisono.core.generation import FIRST_SPECIAL, FinishReason, Usage
+from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
 from unisono.harmony.header import Header
@@ -58,6 +58,7 @@ class HarmonyRouter:
         self._gate = gate
         self.stopped: Stopped | None = None
         self.unread_tokens = 0
+        self._read_to = 0  # position at which the gate stopped reading
         self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
         self._open: ItemReader | None = None
@@ -206,31 +207,18 @@ class HarmonyRouter:
             if opened.is_reasoning:
                 self.counter.reasoning += len(tokens)
             if not opened.read(tokens, events):
-                self._stop_at_blanks(opened)
+                self.stopped = opened.stopped_at_blanks(self._encoding)
+                self._forget_unread(opened.unread)
             return events
-        if len(tokens) < 2:
-            return self._route(self._repair.feed(tokens))
-        # Reading stops at the same token for any size of the chunks, so `read` ends where the gate may stop reading.
-        events, read = [], 0
-        while read < len(tokens) and self.stopped is None:
-            end = read + self._portion(tokens, read)
-            events += self._route(self._repair.feed(tokens[read:end]))
-            read = end
-        self.unread_tokens += len(tokens) - read
+        events = self._route(self._repair.feed(tokens))
+        if self.stopped is not None:
+            self._forget_unread(self._repair.output.position - self._read_to)
         return events
 
-    def _portion(self, tokens: Sequence[int], begin: int) -> int:
-        """Return how many tokens from the index `begin` can be read at once."""
-        # A marker, and the first token of a body, may open or close a message.
-        if self._open is None:
-            return 1
-        end = next((at for at in range(begin, len(tokens)) if not 0 <= tokens[at] < FIRST_SPECIAL), len(tokens))
-        return max(end - begin, 1)
-
-    def _stop_at_blanks(self, opened: ItemReader) -> None:
-        """Stop inside a text, in which all further tokens were fed to repair, but not read."""
-        self.stopped, self.unread_tokens = opened.stopped_at_blanks(self._encoding), opened.unread
-        self._repair.output.position -= opened.unread
+    def _forget_unread(self, tokens: int) -> None:
+        """Do not count the last `tokens` tokens, which repair has read after the stop."""
+        self.unread_tokens = tokens
+        self._repair.output.position -= tokens
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
         """Return the last events of a generation, except `Finished`.
@@ -275,7 +263,7 @@ class HarmonyRouter:
                     if opened.is_reasoning:
                         self.counter.reasoning += len(tokens)
                     if not opened.read(tokens, events):
-                        self._stop_at_blanks(opened)
+                        self.stopped = opened.stopped_at_blanks(self._encoding)
                 case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
@@ -288,6 +276,11 @@ class HarmonyRouter:
                     events.append(part)
                     continue
             if self.stopped is not None:
+                rest = legal[next(at for at, each in enumerate(legal) if each is part) :]
+                later = sum(not isinstance(each, Repaired) for each in rest)
+                self._read_to = self._repair.output.marks[-later]
+                if isinstance(part, BodyPart) and self._open is not None:
+                    self._read_to -= self._open.unread
                 break
         return events
 
@@ -317,10 +310,12 @@ class HarmonyRouter:
         self._is_answered = self._is_answered or header.is_answer
         if self.counter.canonical:
             body = self.counter.body(item, written, len(body))
-        if not is_passed and isinstance(item, ToolCall) and (not opened.is_visible or _take_back(item, events)):
-            return
-        is_unfit = is_passed and not opened.is_visible and self._gate is not None and self._gate.unfit
-        if is_unfit and isinstance(item, Text):
+        if not is_passed and isinstance(item, ToolCall):
+            is_unwritten = opened.is_visible and not body and _take_back(item, events)
+            if is_unwritten or not opened.is_visible:
+                return
+        is_unseen = is_passed and not opened.is_visible
+        if is_unseen and isinstance(item, Text) and self._gate is not None and self._gate.unfit:
             item = replace(item, unfit=True)
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
         opened.emit_end(Closed(item, text, tokens, closed.complete), events)

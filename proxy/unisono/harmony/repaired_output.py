@@ -67,6 +67,9 @@ class RepairedOutput:
         self._encoding = encoding
         self._open_body = open_body
         self.parts: list[Legal] = []
+        # For each part that is not a repair, the position after the token that decided it. Parts that `take` has
+        # returned are included.
+        self.marks: list[int] = []
         self.position = position
         self.origin = origin
         self.closed_to = closed_to
@@ -104,14 +107,17 @@ class RepairedOutput:
 
     def close(self, header: Header, closed: ClosedPart) -> None:
         self.parts.append(closed)
+        self.marks.append(self.position)
         self.has_answer = self.has_answer or header.is_answer
         self.has_cut_call = self.has_cut_call and not closed.complete
 
     def add_message(self, header: Header, body: Sequence[int], closed: ClosedPart, start: int) -> None:
         """Add a message that was read as a whole, from the position `start`."""
         self.parts.append(OpenPart(header, spelled_header(self._encoding, header), start, closed.end, is_whole=True))
+        self.marks.append(self.position)
         if body:
             self.parts.append(BodyPart(body))
+            self.marks.append(self.position)
         self.close(header, closed)
 
     def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
@@ -208,9 +214,11 @@ class OpenMessage:
 
     def add(self, tokens: Sequence[int]) -> None:
         if self.handling is _FORWARD:
+            output = self._output
             if self.unopened is not None:
-                self._open(self.unopened)
-            self._output.parts.append(BodyPart(tokens))
+                self._open(self.unopened, output.position - len(tokens) + 1)
+            output.parts.append(BodyPart(tokens))
+            output.marks.append(output.position)
         else:
             self._buffered.extend(tokens)
 
@@ -227,7 +235,7 @@ class OpenMessage:
                 self._decide(ClosedPart(token, complete, end), terminated=terminated)
             case BodyHandling.FORWARD:
                 if self.unopened is not None:
-                    self._open(self.unopened)
+                    self._open(self.unopened, output.position)
                 if self.header.is_call and not complete:
                     output.note_cut_call()
                 output.close(self.header, ClosedPart(token, complete, end))
@@ -249,8 +257,9 @@ class OpenMessage:
         # The output contains the message only after its first body token.
         return [] if self.unopened is not None else self._output.open_body()
 
-    def _open(self, unopened: OpenPart) -> None:
+    def _open(self, unopened: OpenPart, position: int) -> None:
         self._output.parts.append(unopened)
+        self._output.marks.append(position)
         self.unopened = None
 
     def _decide(self, closed: ClosedPart, *, terminated: bool) -> None:
