@@ -299,6 +299,7 @@ class HarmonyGeneration(BatchStream):
         """
         runner.session.pause()
         request = self._request
+        note_missing_logprobs(request, self.report)
         self._deps.memory.record(
             request.origin.tenant,
             reader.items.closed,
@@ -308,7 +309,6 @@ class HarmonyGeneration(BatchStream):
         )
         usage = await builder.count_prompt(reader.items.context) + Usage(completion_tokens=self._lost_tokens)
         finished = reader.finish(reason, usage)
-        note_missing_logprobs(request, self.report)
         if reader.transcript.controller.has_call_as_text:
             self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet
