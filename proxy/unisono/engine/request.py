@@ -244,8 +244,7 @@ class Resumption:
     is_taken_over: bool = False  # another process accepted the request, and may have begun the answer
     is_reported_elsewhere: bool = False  # another process reports the generation to the observers
     # Data of the component that starts the request. It becomes the first entry of a new journal (`journal.noted_in`).
-    # The engine ignores the content. A request that continues such a journal must set this field too; otherwise the
-    # journal is rejected.
+    # The engine ignores the content. A request that continues such a journal without this field is rejected.
     journal_note: Mapping[str, Json] | None = None
 
 
