@@ -8,8 +8,8 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -309,11 +309,41 @@ async def test_the_header_deadline_applies_to_handshakes_only() -> None:
 
 
 async def test_open_websockets_count_as_connections() -> None:
-    async with running_server(echo_app(None), max_connections=3) as port, connected(port), connected(port):
+    async with running_server(echo_app(None), max_connections=2) as port, connected(port), connected(port):
         with pytest.raises(InvalidStatus) as refused:
             async with connected(port):
                 raise AssertionError("the WebSocket was opened")
         assert refused.value.response.status_code == 503
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_as_many_connections_are_served_as_configured(limit: int) -> None:
+    async with (
+        running_server(echo_app(None), max_connections=limit) as port,
+        asyncio.timeout(5),
+        AsyncExitStack() as ends,
+    ):
+
+        async def connection() -> Callable[[], Awaitable[int]]:
+            """Return a function that sends a request on a new connection and returns the status."""
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            ends.callback(writer.close)
+
+            async def status() -> int:
+                writer.write(b"GET /plain HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+                return int(head.split()[1])
+
+            return status
+
+        served = [await connection() for _ in range(limit)]
+        assert [await status() for status in served] == [200] * limit
+        further = await connection()
+        # An idle further connection takes no place.
+        assert [await status() for status in served] == [200] * limit
+        assert await further() == 503
+        assert [await status() for status in served] == [200] * limit
 
 
 async def test_a_websocket_opens_on_a_connection_that_served_requests() -> None:

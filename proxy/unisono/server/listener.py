@@ -74,7 +74,7 @@ class ListenerSettings:
     header_timeout_s: float
     max_header_bytes: int
     write_timeout_s: float
-    max_connections: int | None
+    max_connections: int
     formats: Formats
 
 
@@ -83,7 +83,7 @@ def connections(
     max_header_bytes: int = MAX_HEADER_BYTES,
     *,
     write_timeout_s: float = WRITE_TIMEOUT_S,
-    max_connections: int | None = None,
+    max_connections: int = sys.maxsize,
     formats: Formats = MappingProxyType({}),
 ) -> type[HttpToolsProtocol]:
     """Return a protocol class for uvicorn's `http` setting.
@@ -93,9 +93,8 @@ def connections(
     must be complete within the same time. The client must read some output every `write_timeout_s` seconds, or it is
     disconnected.
 
-    Requests are refused while there are `max_connections` connections; None for no limit. Health checks are exempt,
-    because an orchestrator would otherwise restart a busy gateway. `formats` maps paths to the error formats of APIs
-    other than OpenAI's.
+    Requests on more than `max_connections` connections are refused, except for health checks: an orchestrator would
+    otherwise restart a busy gateway. `formats` maps paths to the error formats of APIs other than OpenAI's.
     """
     settings = ListenerSettings(header_timeout_s, max_header_bytes, write_timeout_s, max_connections, formats)
     return type("LimitedHttp", (HttpConnection,), {"settings": settings})
@@ -119,6 +118,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     # Number of body chunks in the current read.
     _pieces = 0
     _in_headers = True
+    # True once this was one of at most `max_connections` connections. It then keeps its place.
+    _is_admitted = False
     # True while an incomplete request is being read.
     _is_read = False
     _is_upgrade_ignored = False
@@ -138,6 +139,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         limit_buffers(transport)
         self._delivery = Delivery(transport, self.settings.write_timeout_s)
         self._start_deadline()
+        self._is_admitted = len(self.connections) <= self.settings.max_connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
@@ -304,7 +306,8 @@ class HttpConnection(Delivering, HttpToolsProtocol):
 
     def _is_over_capacity(self, tasks: Collection[object] = ()) -> bool:
         limit = self.settings.max_connections
-        return limit is not None and (len(self.connections) >= limit or len(tasks) >= limit)
+        self._is_admitted = self._is_admitted or len(self.connections) <= limit
+        return not self._is_admitted or len(tasks) >= limit
 
     def _too_many_connections(self) -> TooManyConnections:
         return TooManyConnections(
