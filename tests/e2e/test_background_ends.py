@@ -130,6 +130,19 @@ async def test_a_gateway_without_the_model_leaves_the_response_to_a_gateway_that
         assert response["output"][-1]["content"][0]["text"] == place.model.text
 
 
+@pytest.mark.parametrize("until", [2, 25], ids=["no output", "text"])
+async def test_a_gateway_without_the_model_can_cancel_the_response(place: Place, until: int) -> None:
+    place.model.waits = until == 2
+    async with place.gateway() as client:
+        received = Told()
+        await client.listens(received, "/v1/responses", {**BODY, "stream": True}, until=until)
+    async with place.gateway(name="another-gpt-oss") as client:
+        cancelled = await client.post(f"/v1/responses/{received.id}/cancel")
+        assert (cancelled["status"], cancelled["error"]) == ("cancelled", None)
+        assert await ended(client, received.id) == cancelled
+        assert bool(cancelled["output"]) == (until != 2)
+
+
 def crash_background_tasks() -> None:
     """Cancel background tasks as in a crash: nothing is released, no notification is sent."""
     for task in asyncio.all_tasks():

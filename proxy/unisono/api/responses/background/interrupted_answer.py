@@ -33,11 +33,15 @@ PAGE = 256
 
 
 async def fail_response(
-    deps: ResponsesDeps, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+    deps: ResponsesDeps,
+    background_run: BackgroundRun,
+    response: StoredResponse,
+    lease: Lease,
+    error: UnisonoError | None,
 ) -> None:
     """End a stored response that no process can continue, with `error` as its reason.
 
-    Raises StoreError if the end cannot be stored.
+    If `error` is None, the response is cancelled. Raises StoreError if the end cannot be stored.
     """
     broken = InterruptedAnswer()
     while True:
@@ -47,13 +51,16 @@ async def fail_response(
         if page is None or not page.events:
             break
         broken.read(page.events)
-    made = [*_first_events(response, broken.count), *broken.closed(), OPENAI.error(error)]
+    made = [*_first_events(response, broken.count), *broken.closed()]
+    if error is not None:
+        made.append(OPENAI.error(error))
+    status = Status.CANCELLED if error is None else Status.FAILED
     last = replace(
         response,
-        status=Status.FAILED,
+        status=status,
         output=tuple(StoredItem(item["id"], (), item) for item in broken.output),
-        error=to_error(error),
-        notes=to_notes(Status.FAILED, {}, deps.clock()),
+        error=None if error is None else to_error(error),
+        notes=to_notes(status, {}, deps.clock()),
     )
     made.append({"type": LAST_EVENTS[last.status], "response": to_response(last)})
     events = (

@@ -186,7 +186,7 @@ class Takeover:
             if not (counted and await self._leave(background_run, response, lease, failure)):
                 # If the lookup of the caller fails because the store does not answer, the response is still unchanged.
                 # Another takeover then charges its tokens.
-                await self._fail(background_run, response, lease, _interruption(failure), tokens)
+                await self._fail(background_run, response, lease, _interruption(failure) if counted else None, tokens)
             return None
         record = counted_response if counted else response
         return BackgroundJob(
@@ -221,9 +221,17 @@ class Takeover:
         return True
 
     async def _fail(
-        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError, tokens: Tokens
+        self,
+        background_run: BackgroundRun,
+        response: StoredResponse,
+        lease: Lease,
+        error: UnisonoError | None,
+        tokens: Tokens,
     ) -> None:
-        """End a response that cannot continue, and charge and record its logged tokens."""
+        """End a response that cannot continue, and charge and record its logged tokens.
+
+        If `error` is None, the response is cancelled.
+        """
         deps = self._deps
         caller = await deps.caller_of(background_run.tenant, key_of(response))
         await fail_response(deps, background_run, response, lease, error)
@@ -231,7 +239,13 @@ class Takeover:
         if tokens:
             charged = deps.charge_journal(caller, response.model, background_run.response, tokens)
         record = record_of_answer(
-            request_id_of(response), BACKGROUND, caller, response.model, (), at=deps.clock(), error=error.code
+            request_id_of(response),
+            BACKGROUND,
+            caller,
+            response.model,
+            (),
+            at=deps.clock(),
+            error="" if error is None else error.code,
         )
         deps.record(record._replace(output_tokens=charged.output, cost=charged.cost))
         await deps.store.unwatch(background_run)
