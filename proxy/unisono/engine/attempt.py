@@ -29,8 +29,7 @@ from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
 from unisono.harmony.max_tokens import TokenCap
 
-# actions that lead to another attempt
-NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
+NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})  # lead to another attempt
 
 
 class SlotSession:

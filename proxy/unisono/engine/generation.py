@@ -121,9 +121,7 @@ class HarmonyGeneration(BatchStream):
                 except (BackendError, ContextTooLong) as error:
                     reader = await self._recover(error, prepared, runner, reader)
         finally:
-            # An answer that does not complete has no last event with its usage.
-            self.report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
-            runner.session.release()
+            _release(self.report, reader, runner)
         if self._buffered:
             self._publish(reader, runner)
             yield self._buffered
@@ -313,6 +311,12 @@ class HarmonyGeneration(BatchStream):
             self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet
         return finished
+
+
+def _release(report: GenerationReport, reader: OutputReader, runner: StepRunner) -> None:
+    # An answer that does not complete has no last event with its usage.
+    report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
+    runner.session.release()
 
 
 def _add_whole(batch: list[Event], events: list[Event]) -> None:

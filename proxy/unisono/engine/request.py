@@ -204,10 +204,8 @@ class PromptOptions:
     """Options for the prompt of a conversation."""
 
     truncate: bool = False  # drop the oldest items of the conversation if they leave no room for an answer
-    # Context window in which `GenerationService.count` truncates the prompt as for an answer; None to count all items.
-    counted_window: int | None = None
-    # The last item asks for a summary of the other items. With `truncate`, long texts may be shortened too.
-    for_summary: bool = False
+    counted_window: int | None = None  # window to which `count` truncates the prompt; None to count all items
+    for_summary: bool = False  # the last item asks for a summary; with `truncate`, long texts may be shortened too
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
     records_prompts: bool = False  # include the prompts in the facts of the steps
     fields: RequestFields = field(default_factory=RequestFields)
