@@ -127,7 +127,7 @@ async def test_append_beyond_the_size_limit_changes_nothing(factory: StoreFactor
     before = await store.conversation_items("ann", chat.id)
     with pytest.raises(StoreTooLarge):
         await store.append("ann", chat.id, [said("x" * 3_000) for _ in range(5)])
-    with pytest.raises(StoreTooLarge, match="item 1 cannot be stored"):
+    with pytest.raises(StoreTooLarge, match=r"'items\.1' cannot be stored"):
         await store.append("ann", chat.id, [said("x"), said("x" * 5_000)])
     with pytest.raises(StoreTooLarge, match=r"'items\.1' cannot be stored") as caught:
         await store.create_conversation("ann", conversation(), [said("x"), said("x" * 5_000)])

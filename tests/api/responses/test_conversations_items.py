@@ -430,8 +430,11 @@ async def test_a_large_body_is_stored_and_one_over_the_limit_is_refused(api: Con
     words = "word " * (OFF_LOOP_BYTES // 5 + 1)
     conversation = await api.create(message(words))
     assert texts(await api.items(conversation)) == [words]
-    for too_large, param in (([message(words + words)], "items.0"), ([message(words)] * 3, None)):
-        error_message(await add(api, conversation, HELLO, *too_large), 413)
+    for too_large, param, added_param in (
+        ([message(words + words)], "items.0", "items.1"),
+        ([message(words)] * 3, None, None),
+    ):
+        error_message(await add(api, conversation, HELLO, *too_large), 413, added_param)
         error_message(await api.ask("POST", "/v1/conversations", {"items": [*too_large, message(words)]}), 413, param)
     assert len(await api.items(conversation)) == 1
 

@@ -17,17 +17,19 @@ from unisono.core.access import KeyRecord
 TOKEN_LENGTH: Final = 64
 
 
-async def find_key(admin: Administration, actor: Actor, name: str, *, to_change: bool = False) -> KeyRecord:
+async def find_key(
+    admin: Administration, actor: Actor, name: str, *, to_change: bool = False, param: str = "key"
+) -> KeyRecord:
     """Return the key with this id, secret or LiteLLM hash.
 
     Raises `NotFound` if there is no such key, or if the actor may not see the key. With `to_change`, the actor must
-    also be allowed to change the key.
+    also be allowed to change the key. `param` is the field of the request that names the key.
     """
     record = await _stored_key(admin, name)
     is_visible = record is not None and (actor.changes_key(record) if to_change else actor.sees_key(record))
     if record is None or record.revoked_at is not None or not is_visible:
         # The error must not repeat a secret.
-        raise no_such("key", "sk-..." if name.startswith(PREFIX) else name)
+        raise no_such("key", "sk-..." if name.startswith(PREFIX) else name, param)
     return record
 
 

@@ -206,7 +206,7 @@ async def delete_keys(admin: Administration, actor: Actor, body: DeleteKeys) -> 
     """
     if not body.keys and not body.key_aliases:
         raise InvalidRequest("'keys': send at least one key in `keys`, or one alias in `key_aliases`.", param="keys")
-    found = [await find_key(admin, actor, name, to_change=True) for name in body.keys or ()]
+    found = [await find_key(admin, actor, name, to_change=True, param="keys") for name in body.keys or ()]
     if body.key_aliases:
         live = {key.name: key for key in await admin.store.keys() if key.revoked_at is None and actor.changes_key(key)}
         for alias in body.key_aliases:

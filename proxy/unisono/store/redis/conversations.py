@@ -30,7 +30,7 @@ class RedisConversations:
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
-        args: Args = [codec.encode_conversation(conversation), *of_items(items, self._retention, self._bounds, "items")]
+        args: Args = [codec.encode_conversation(conversation), *of_items(items, self._retention, self._bounds)]
         await self._link.act(conversation_scripts.CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
         await self._point_into(tenant, conversation.id, items)
 

@@ -65,12 +65,12 @@ def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
     return str(lease.fence)
 
 
-def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits, at: str | None = None) -> Args:
-    """Return the arguments for new items of a conversation; `at` is as for `encode_each`.
+def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits) -> Args:
+    """Return the arguments for new items of a conversation, the field `items` of requests.
 
     Raises `StoreTooLarge` if an item exceeds `bounds.item`.
     """
-    encoded = codec.encode_each(items, bounds, at)
+    encoded = codec.encode_each(items, bounds, at="items")
     digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()
     args: Args = [digest, bounds.conversation, milliseconds(retention.conversation_s), len(items)]
     for item, data in zip(items, encoded, strict=True):

@@ -17,7 +17,7 @@ from unisono.store.write_errors import refusal
 
 def create(act: Transaction, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
     head = codec.encode_conversation(conversation)
-    encoded = _encoded(act, items, "items")
+    encoded = _encoded(act, items)
     last = digest(encoded)
     row = act.db.execute(
         "SELECT head, revision, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
@@ -37,8 +37,8 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
     _add(act, tenant, conversation.id, encoded, upto=0, size=0)
 
 
-def _encoded(act: Transaction, items: Sequence[StoredItem], at: str | None = None) -> list[tuple[str, bytes]]:
-    return list(zip((item.id for item in items), codec.encode_each(items, act.bounds, at), strict=True))
+def _encoded(act: Transaction, items: Sequence[StoredItem]) -> list[tuple[str, bytes]]:
+    return list(zip((item.id for item in items), codec.encode_each(items, act.bounds, at="items"), strict=True))
 
 
 def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
