@@ -37,7 +37,8 @@ MIB = 1 << 20
 class StateLimits:
     """Size limits for input, in encoded bytes. Finished answers are stored with `UNLIMITED`.
 
-    `response` limits all records of a response together.
+    An encoded item contains its texts twice: in the item of the client, and in its parsed parts. `response` limits all
+    records of a response together.
     """
 
     item: int = 1 * MIB
@@ -101,7 +102,8 @@ def encode_each(items: Sequence[StoredItem], bounds: StateLimits, at: str | None
             param = None if at is None else f"{at}.{index}"
             name = f"item {index}" if param is None else f"'{param}'"
             raise StoreTooLarge(
-                f"{name} cannot be stored: it has {len(data):,} bytes, the limit is {bounds.item:,}; shorten it",
+                f"{name} cannot be stored: it takes {len(data):,} bytes in the store, which holds texts twice; the "
+                f"limit is {bounds.item:,}; shorten it",
                 param=param,
             )
     return encoded
@@ -155,7 +157,8 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
     size = sum(map(len, parts))
     if size > bounds.response:
         raise StoreTooLarge(
-            f"the response cannot be stored: it has {size:,} bytes, the limit is {bounds.response:,}; shorten its input"
+            f"the response cannot be stored: it takes {size:,} bytes in the store, which holds texts twice; the limit "
+            f"is {bounds.response:,}; shorten its input"
         )
     return parts
 
