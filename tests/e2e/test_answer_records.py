@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 from tests.e2e.gateway import Answer, Gateway, config_of
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.fakes import FakeVllm, Refusal, VllmScript
+from unisono.api.responses.background import takeover
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -115,7 +116,10 @@ async def test_a_response_that_another_process_continues_has_one_record(tmp_path
         assert record["cost"] == pytest.approx(PRICE * len(ANSWER))
 
 
-async def test_a_response_that_no_process_can_continue_has_a_failed_record(tmp_path: Path) -> None:
+async def test_a_response_that_no_process_can_continue_has_a_failed_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "MAX_LEFT_S", -1.0)
     script = VllmScript(tokens=ANSWER, delay_s=0.3)
     async with FakeVllm(script=lambda _: script) as fake:
         async with priced(fake, tmp_path) as running:
@@ -126,7 +130,7 @@ async def test_a_response_that_no_process_can_continue_has_a_failed_record(tmp_p
                     pass
         async with priced(fake, tmp_path, "another") as running:
             [record] = await records(running)
-    assert (record["id"], record["error"]) == (created.headers["x-request-id"], "model_not_found")
+    assert (record["id"], record["error"]) == (created.headers["x-request-id"], "internal_error")
     assert (record["route"], record["user"]) == ("background", "eve")
     assert 0 < record["output_tokens"] < len(ANSWER)
 

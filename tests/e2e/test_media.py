@@ -322,7 +322,7 @@ CLIENT_TOOLS: dict[str, tuple[list[Json], str, str]] = {
             {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed", "output": "no such folder"},
         ],
         '"path":"a.py"',
-        "no such folder",
+        "failed: no such folder",
     ),
 }
 

@@ -111,6 +111,12 @@ class SqliteStore(SqliteAccess, SqliteRecords):
 
     async def aclose(self) -> None:
         self._waiting.wake_all()
+        if self._db is not None:
+            await self._close_connections()
+        self._reading_worker.shutdown(wait=False)
+        self._worker.shutdown(wait=False)
+
+    async def _close_connections(self) -> None:
         loop = asyncio.get_running_loop()
         db, file = await loop.run_in_executor(self._worker, self._forget)
         if file is not None:
@@ -118,8 +124,6 @@ class SqliteStore(SqliteAccess, SqliteRecords):
             await loop.run_in_executor(self._worker, file.close_writer)
         elif db is not None:
             await loop.run_in_executor(self._worker, db.close)
-        self._reading_worker.shutdown(wait=False)
-        self._worker.shutdown(wait=False)
 
     def _use(self, file: OpenedFile) -> None:
         self._file, self._db, self._reading_db, self._damage = file, file.writer, file.reader, None

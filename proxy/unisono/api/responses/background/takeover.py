@@ -75,6 +75,7 @@ class Takeover:
         self._has = has
         self._running = running
         self._missing: set[BackgroundRun] = set()
+        self._taking_over: set[BackgroundRun] = set()  # takeovers of this process that are in progress
 
     # -- abandoned responses
 
@@ -137,7 +138,8 @@ class Takeover:
         store, lease_s = self._deps.store, self._deps.lease_s
         where = (background_run.tenant, response.anchor, background_run.response)
         lease = await self._acquire(*where)
-        has_owner = lease is None
+        # A takeover in progress has no job yet that could report the answer.
+        has_owner = lease is None and background_run not in self._taking_over
         if lease is None and force:
             lease = await self._acquire(*where, force=True)
         if lease is None:
@@ -149,10 +151,12 @@ class Takeover:
                 )
             return None
         job = None
+        self._taking_over.add(background_run)
         try:
             await store.watch(background_run, lease_s)
             job = await self._continued_job(background_run, lease, counted=not force, has_owner=has_owner)
         finally:
+            self._taking_over.discard(background_run)
             if job is None:
                 await asyncio.shield(release_unused(self._deps, lease))
         if job is not None:
