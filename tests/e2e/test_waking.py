@@ -114,6 +114,14 @@ async def test_a_wake_that_fails_ends_the_requests_with_an_error() -> None:
         assert sleeper.wakes == 1
 
 
+async def test_a_woken_backend_that_rejects_the_probe_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with sleeping() as (sleeper, url), gateway(config_with(sleeper.url, url=url, timeout_s=60)) as running:
+        sleeper.fake.respond = lambda _: Refusal(401, b'{"error": {"message": "invalid key"}}').steps()
+        assert 200 not in await statuses(running, 5)
+        assert sleeper.wakes == 1
+    assert [record.__dict__["backend"] for record in caplog.records if record.message == "backend not woken"]
+
+
 async def test_a_command_wakes_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_TEST_SECRET", "secret")
     marker = tmp_path / "woken"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from unisono.config.addresses import SUPPORTED_STORES, without_route
 from unisono.config.config_file import ConfigFile, read
-from unisono.config.credentials import Credentials, credentials_of
+from unisono.config.credential_list import Credentials, credentials_of
 from unisono.config.environment import MASTER_KEY_VARIABLE, EnvironmentReferences, master_key_variable, own_environment
 from unisono.config.guardrail_settings import GUARDRAIL_KINDS, GuardrailSettings, guardrails_of
 from unisono.config.ineffective_settings import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from urllib.parse import unquote
 
-from pydantic import JsonValue, SecretStr
+from pydantic import BaseModel, JsonValue, SecretStr
 
 from unisono.config import Config
 from unisono.core.secrecy import secret_spellings
@@ -20,27 +20,40 @@ _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 # Minimum length in characters of a value of unknown meaning that is treated as a secret.
 MIN_GUESSED_SECRET_LENGTH = 8
+# Fields with environment variables. Most of their values are no secrets; only long values are treated as secrets.
+VARIABLES = frozenset({"env", "environment_variables"})
 
 
 def secrets_of(config: Config) -> Iterator[str]:
     """Yield every secret of a configuration, for redaction in logs."""
-    fields: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
-    fields += [entry.litellm_params.api_key for entry in config.model_list]
     for server in config.mcp_servers.values():
-        fields += [server.authentication_token, server.client_secret, *server.static_headers.values()]
         yield from filter(_looks_secret, (value.get_secret_value() for value in server.env.values()))
-    if (otel := config.unisono.otel) is not None:
-        fields += [otel.endpoint, *otel.headers.values()]
+    yield from filter(_looks_secret, (value.get_secret_value() for value in config.environment_variables.values()))
+    for secret in _secret_fields(config):
+        yield secret
+        if "://" in secret:
+            yield from secrets_in(secret)
     for hook in config.unisono.hooks:
         yield from _secrets_of_options(hook.options)
     for entry in config.model_list:
         yield from _secrets_of_options(entry.litellm_params.provider)
-    yield from filter(_looks_secret, (value.get_secret_value() for value in config.environment_variables.values()))
-    yield from (secret.get_secret_value() for secret in fields if secret is not None)
+        yield from secrets_in(entry.litellm_params.api_base or "")
     if config.store.url is not None:
         yield from passwords_of(config.store.url.get_secret_value())
-    for address in addresses_of(config):
-        yield from secrets_in(address)
+
+
+def _secret_fields(value: object) -> Iterator[str]:
+    """Yield the values of all secret fields in a section of the configuration, except variables of processes."""
+    match value:
+        case SecretStr():
+            yield value.get_secret_value()
+        case BaseModel():
+            for name in type(value).model_fields.keys() - VARIABLES:
+                yield from _secret_fields(getattr(value, name))
+        case Mapping():
+            yield from chain.from_iterable(map(_secret_fields, value.values()))
+        case list() | tuple():
+            yield from chain.from_iterable(map(_secret_fields, value))
 
 
 def _secrets_of_options(value: JsonValue) -> Iterator[str]:
@@ -57,14 +70,6 @@ def _secrets_of_options(value: JsonValue) -> Iterator[str]:
             yield from secrets_in(value)
         case str() if _looks_secret(value) and not value.isalpha():
             yield value
-
-
-def addresses_of(config: Config) -> Iterator[str]:
-    """Yield the addresses of backends, tool servers and collectors, as configured."""
-    yield from (entry.litellm_params.api_base or "" for entry in config.model_list)
-    yield from (server.url.get_secret_value() for server in config.mcp_servers.values() if server.url is not None)
-    if config.unisono.otel is not None and config.unisono.otel.endpoint is not None:
-        yield config.unisono.otel.endpoint.get_secret_value()
 
 
 def secrets_in(url: str) -> Iterator[str]:

@@ -68,6 +68,10 @@ class Waking:
                             raise
                         last = error
                     await asyncio.sleep(PROBE_EVERY_S)
+        except UnisonoError as error:
+            self._failed_at = live.clock()
+            log.warning("backend not woken", extra={"backend": live.name, "reason": error.message})
+            raise
         except (TimeoutError, OSError) as error:
             self._failed_at = live.clock()
             reason = str(error) or ("timeout" if last is None else f"timeout; last probe: {last.message}")
