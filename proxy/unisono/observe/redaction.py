@@ -43,7 +43,10 @@ def secrets_of(config: Config) -> Iterator[str]:
 
 
 def _secret_fields(value: object) -> Iterator[str]:
-    """Yield the values of all secret fields in a section of the configuration, except variables of processes."""
+    """Yield the values of all secret fields in a section of the configuration.
+
+    Environment variables are left out.
+    """
     match value:
         case SecretStr():
             yield value.get_secret_value()
