@@ -103,6 +103,24 @@ async def test_recoveries_and_failovers_are_counted() -> None:
     assert 1 <= failed == metrics("failovers_total", **MODEL)
 
 
+async def test_only_answers_that_another_backend_continued_count_as_failovers() -> None:
+    refused = Refusal(500, b"{}")
+    retried: list[Refusal | VllmScript] = [refused, VllmScript(tokens=OUTPUT)]
+    async with FakeVllm(script=lambda _: retried.pop(0)) as fake, gateway_with(fake) as running:
+        answer = await running.chat()
+        metrics = await read(running.url)
+    assert "x-unisono-failovers" not in answer.headers
+    assert (message_of(answer).note["failovers"], metrics("failovers_total", **MODEL)) == (0, 0)
+    async with (
+        FakeVllm(script=lambda _: refused) as first,
+        FakeVllm(script=lambda _: refused) as second,
+        gateway(config_of(f"vllm@{first.url}", f"vllm@{second.url}")) as running,
+    ):
+        assert (await running.chat()).status == 502
+        metrics = await read(running.url)
+    assert metrics("failovers_total", **MODEL) == 0
+
+
 async def test_failures_and_disconnects_are_separate_outcomes() -> None:
     async with FakeVllm() as fake, gateway_with(fake, router_settings={"num_retries": 0}) as running:
         fake.script = lambda request: Refusal(400, b'{"error": {"message": "no"}}')

@@ -85,8 +85,8 @@ async def check_backend_kind(kind: str, *, stream: bool) -> None:
             assert disturbed_answer.status == 200, (kind, name, disturbed_answer.raw)
             assert essence(disturbed_answer) == essence(undisturbed_answer), (kind, name)
             assert failures == []
-            # On a busy machine a probe of the backend may fail too, which is one more failover.
-            assert message_of(disturbed_answer).note["failovers"] >= len(FAILURES[name]()), (kind, name)
+            # A retry on the same deployment is not a failover.
+            assert message_of(disturbed_answer).note["failovers"] == 0, (kind, name)
 
         await asyncio.gather(*(check(name, script) for name in FAILURES for script in SCRIPTS.values()))
 

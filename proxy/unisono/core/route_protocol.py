@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from hashlib import blake2b
+from itertools import pairwise
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -42,6 +43,14 @@ class RequestedRouting:
     tags: tuple[str, ...] = ()
     deployment: str = ""
     model: str = field(default="", compare=False)
+
+
+def count_failovers(tries: Sequence[Attempt]) -> int:
+    """Return the number of attempts that moved to another deployment after a failure.
+
+    A retry on the same deployment is not a failover, and neither is a move after an attempt that succeeded.
+    """
+    return sum(before.failure != "" and before.deployment != after.deployment for before, after in pairwise(tries))
 
 
 NO_ROUTING: Final = RequestedRouting()

@@ -20,7 +20,14 @@ from unisono.core.deadline import Deadline
 from unisono.core.error_texts import seconds
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
 from unisono.core.observer import SlotWait, StepDone
-from unisono.core.route_protocol import NO_ROUTING, DeploymentPool, RouteRequest, RouteRequirements, Slot
+from unisono.core.route_protocol import (
+    NO_ROUTING,
+    DeploymentPool,
+    RouteRequest,
+    RouteRequirements,
+    Slot,
+    count_failovers,
+)
 from unisono.core.token_times import Pace
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover_policy import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
@@ -28,8 +35,6 @@ from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
 from unisono.harmony.max_tokens import TokenCap
-
-NEXT_ATTEMPTS = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})  # lead to another attempt
 
 
 class SlotSession:
@@ -65,7 +70,6 @@ class SlotSession:
         self.slot: Slot | None = None
         self._is_used = False
         self._timeouts: Timeouts | None = None
-        self._is_failover = False  # the next slot counts as a failover
         # the answer's tokens so far come from another deployment or a journal
         self.has_moved = bool(request.resumption.journal)
 
@@ -101,10 +105,7 @@ class SlotSession:
         self._timeouts = deployment.timeouts
         self._report.model = self._request.model
         self._report.backend = deployment.name
-        self._report.tries = (*self._earlier, *self._route.tries)
-        if self._is_failover:
-            self._is_failover = False
-            self._report.failovers += 1
+        self._record_attempts()
         return slot
 
     async def _wait_for_slot(self, demand: RouteRequirements, limit_s: float | None) -> Slot:
@@ -154,7 +155,7 @@ class SlotSession:
         slot.record_first_token()
         if (name := slot.deployment.name) != self._report.backend:
             self._report.backend = name
-            self._report.tries = (*self._earlier, *self._route.tries)
+            self._record_attempts()
         return name
 
     def trace_span(self, step: int) -> TraceContext | None:
@@ -191,7 +192,7 @@ class SlotSession:
         # answer that the client has partly seen cannot move: another deployment would begin it anew.
         if action is Action.RESTART and (progress is Progress.SEEN or not options.available):
             return action
-        self.fail(error, moves=action in NEXT_ATTEMPTS)
+        self.fail(error)
         if action is Action.RAISE:
             self._name_attempts(error)
             raise error
@@ -203,22 +204,21 @@ class SlotSession:
             return decide(kind, progress, replace(options, available=True))
         return action
 
+    def _record_attempts(self) -> None:
+        self._report.tries = (*self._earlier, *self._route.tries)
+        self._report.failovers = count_failovers(self._report.tries)
+
     def _name_attempts(self, error: UnisonoError) -> None:
         """Add the deployments and failures of all failed attempts to `error`, for the operator."""
-        tries = (*self._earlier, *self._route.tries)
         # Without an attempt, the error already names the deployments whose probe failed.
-        if failed := tuple((each.deployment, each.failure) for each in tries if each.failure):
+        if failed := tuple((each.deployment, each.failure) for each in self._report.tries if each.failure):
             error.attempts = failed
 
-    def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
-        """Report `error` as the failure of the held slot, if any, and release the slot.
-
-        `moves`: another attempt follows, so the next slot counts as a failover.
-        """
+    def fail(self, error: UnisonoError) -> None:
+        """Report `error` as the failure of the held slot, if any, and release the slot."""
         if self.slot is not None:
             self.slot.failed(error)
-        self._report.tries = (*self._earlier, *self._route.tries)
-        self._is_failover = moves
+        self._record_attempts()
         self.has_moved = True
         self.release()
 

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from unisono.core.answer_faults import faults_by_deployment
 from unisono.core.deployments import DeploymentState
 from unisono.core.fidelity_status import FidelityState, FidelityStatus
-from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
 from unisono.observe.genai_metrics import GenAiMetrics
 from unisono.observe.metric_definitions import Instruments
@@ -154,8 +154,9 @@ class Metrics(Observer):
                 break
         if done.waits:
             every.queue.series[model].observe(done.waited_s)
-        if done.failovers:
-            every.failovers.series[model].inc(done.failovers)
+        # The metric counts answers, so failovers of one answer count once, and those of a failed request not at all.
+        if done.failovers and done.outcome is not GenerationOutcome.FAILED:
+            every.failovers.series[model].inc()
         if done.unmet:
             every.unmet.series[model].inc()
         self._count_tokens(done, model)

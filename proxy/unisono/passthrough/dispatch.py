@@ -87,8 +87,6 @@ class EitherGeneration(BatchStream):
                 raise
         else:
             return
-        # If the first stream has made attempts, the switch is a failover.
-        self.report.failovers += bool(self.report.tries)
         second = replace(self._request, routing=replace(self._request.routing, deadline=deadline))
         async with aclosing(self._start(second, is_passthrough=not passes_first)) as stream:
             async for batch in stream:
