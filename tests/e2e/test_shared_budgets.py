@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
+from tests.e2e.test_metrics import read
 from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at
 from tests.fakes.openai_api import FakeOpenAi
 from tests.fakes.sglang import FakeSglang
@@ -97,6 +98,7 @@ async def test_a_spent_provider_is_left_out() -> None:
             await running.app.state.gateway.pool.wait_for_probes(5)
             backends = [(await running.chat(max_tokens=SIZE)).body["unisono"]["backend"] for _ in range(4)]
             assert backends == ["vllm-1", "vllm-1", "sglang-1", "sglang-1"]
+            assert (await read(running.url))("quota_refusals_total") == 0
 
 
 async def test_a_request_is_refused_if_all_providers_are_spent() -> None:
@@ -107,6 +109,8 @@ async def test_a_request_is_refused_if_all_providers_are_spent() -> None:
             assert (await running.chat(max_tokens=SIZE)).status == 200
             refused = await running.chat(max_tokens=SIZE)
             assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
+            metrics = await read(running.url)
+            assert metrics("quota_refusals_total", limit="money_budget", owner="provider") == 1
 
 
 async def test_a_request_is_refused_if_all_deployments_with_its_tags_are_spent() -> None:

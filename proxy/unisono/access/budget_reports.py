@@ -24,11 +24,14 @@ class BudgetWatch:
         self._budgets: RecentEntries[tuple[Account, str], BudgetState] = RecentEntries(MAX_BUDGETS)
 
     def reserved(self, status: QuotaStatus) -> None:
-        """Report the budgets in the status of a reservation, and the refusal if it was refused."""
+        """Report the budgets in the status of a reservation."""
         if not self._observers:
             return
         for budget in status.budgets:
             self._report(budget)
+
+    def refused(self, status: QuotaStatus) -> None:
+        """Report that a request was refused because its reservation has this status."""
         if status.refused is not None and status.account is not None:
             for observer in self._observers:
                 observer.quota_refused(status.refused, status.account)

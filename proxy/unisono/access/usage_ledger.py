@@ -175,6 +175,10 @@ class UsageLedger:
         """Reserve claims without a budget in this process alone. For use while the store is down."""
         return self._local.reserve(*claims)
 
+    def report_refusal(self, status: QuotaStatus) -> None:
+        """Report that a request was refused. A refused reservation alone is not a refused request."""
+        self._watch.refused(status)
+
     async def _try_reserve(self, *claims: QuotaReservation, insist: bool) -> QuotaStatus:
         if insist:
             with suppress(StoreUnavailable):

@@ -323,12 +323,10 @@ class QuotaGate(Gate):
     def _counted_only(self, record: UsageRecord) -> list[UsageRecord]:
         """Return the usage records of teams and users that count usage but have no reservation."""
         caller = self._request.origin.caller
-        if caller is None or not caller.shared_limits:
-            return []
         reserved = {claim.account for claim in self._reservations}
         return [
             replace(record, entry=replace(record.entry, account=shared.account), claim=None)
-            for shared in caller.shared_limits
+            for shared in (() if caller is None else caller.shared_limits)
             if shared.is_counted and shared.account not in reserved
         ]
 
@@ -360,6 +358,7 @@ class QuotaGate(Gate):
         if (status := await self._metering.reserve(*claims)) is None:
             return None
         if status.refused is not None:
+            self._metering.ledger.report_refusal(status)
             raise refused(status.refused, status)
         if answers := answers_without_room(requests, status.output):
             self._metering.ledger.release(*claims)

@@ -165,6 +165,9 @@ class BudgetGate(Gate):
         error: LimitReached | None = None
         if refusals and self._eligible <= spent:
             error = _refused(refusals)
+            # An answer that was admitted earlier is not refused (see `_reserve`).
+            if not was_admitted(requests[0]):
+                self._metering.ledger.report_refusal(refusals[0][1])
         elif answers := answers_without_room(requests, room):
             error = no_room(answers)
         if error is not None:
