@@ -199,6 +199,7 @@ async def test_answers_on_a_websocket_and_in_the_background_have_lines(tmp_path:
     assert (request["status"], "output_tokens" in request, handshake["status"]) == (200, False, 101)
     assert (request["separate_answer"], handshake["separate_answer"]) == (True, True)
     answers = [*by_route["background"], *by_route["websocket"]]
+    assert not any("status" in line for line in answers)
     assert [line["output_tokens"] for line in answers] == [len(ANSWER)] * 3
     assert {line["deployment"] for line in answers} == {"vllm-1"}
     assert "canary" not in log.text

@@ -191,7 +191,7 @@ async def test_counts_over_time(team: Team) -> None:
 INVALID = {
     "cursor": "/v1/requests?cursor=x",
     "limit": "/v1/requests?limit=1000",
-    "status": "/v1/requests?status=x",
+    "status": "/v1/requests?status=0",
     "step": "/v1/requests/stats?step=day",
     "since": "/v1/requests/stats?since=0&step=minute",
     "until": "/v1/requests/stats?since=100&until=50",

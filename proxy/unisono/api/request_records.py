@@ -70,7 +70,7 @@ class RequestEntry(AnswerModel):
     id: str
     at: float
     duration_s: float
-    status: Count
+    status: Count = ABSENT
     method: str = ABSENT
     route: str = ABSENT
     key: str = ABSENT
@@ -127,7 +127,7 @@ async def list_requests(
     team: Annotated[Name, Query(description="Team of the key.")] = ABSENT,
     model: Annotated[Name, Query(description="Requested model.")] = "",
     deployment: Annotated[Name, Query(description="Deployment that answered.")] = "",
-    status: Annotated[int, Query(ge=0, le=599, description="HTTP status.")] = 0,
+    status: Annotated[int, Query(ge=100, le=599, description="HTTP status.")] = 0,
     failed: Annotated[bool, Query(description="True lists only requests that failed.")] = False,
     recovery: Annotated[Name, Query(description="Name of a recovery rule, or `any`.")] = "",
     since: Time = 0.0,

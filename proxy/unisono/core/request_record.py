@@ -60,11 +60,12 @@ class RequestRecord(NamedTuple):
     """Facts about a request that has ended.
 
     `at` is the start of the request in seconds since 1970. `route` is the path template, empty for an unknown path.
-    `status` is the HTTP status, and `error` an error code, empty without an error. `tenant` is the team of the key if
-    it has a team. `key` is the public id of a virtual key, and `key_name` its alias. `user` is the end user that the
-    request names. `model` is the requested model, and `served_model` the model that answered. `attempts` are pairs of a
-    deployment and its error code, in order. Costs are in micro-dollars, times in seconds. `separate_answer` is True for
-    a request whose answer has a record of its own, with the same `id`: in the background, or on a WebSocket.
+    `status` is the HTTP status, 0 for a separate answer, and `error` an error code, empty without an error. `tenant` is
+    the team of the key if it has a team. `key` is the public id of a virtual key, and `key_name` its alias. `user` is
+    the end user that the request names. `model` is the requested model, and `served_model` the model that answered.
+    `attempts` are pairs of a deployment and its error code, in order. Costs are in micro-dollars, times in seconds.
+    `separate_answer` is True for a request whose answer has a record of its own, with the same `id`: in the background,
+    or on a WebSocket.
     """
 
     id: str
@@ -176,7 +177,7 @@ def _recoveries_of(generations: Sequence[GenerationDone]) -> tuple[str, ...]:
 
 
 # For each field of `RequestRecord`, in order: True if the facts include the field even if it has no value.
-_ALWAYS_IN_FACTS: Final = tuple(name in ("status", "duration_s") for name in RequestRecord._fields)
+_ALWAYS_IN_FACTS: Final = tuple(name == "duration_s" for name in RequestRecord._fields)
 _TIMES: Final = frozenset({"at", "duration_s", "first_token_s", "waited_s"})
 # Unit of the costs in a record, in dollars.
 COST_UNIT: Final = 1e-6
