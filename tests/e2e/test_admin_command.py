@@ -58,6 +58,11 @@ async def test_a_key_is_created_listed_changed_rotated_and_revoked(admin: AdminC
     assert [log["action"] for log in logs] == ["deleted", "rotated", "updated", "created"]
 
 
+async def test_a_key_does_not_expire_before_its_date(admin: AdminClient) -> None:
+    created = await run_json(admin, "create", "--expires", "2099-01-31")
+    assert created["expires"].startswith("2099-01-31T00:00:0")
+
+
 async def test_the_address_may_end_with_v1(admin: AdminClient) -> None:
     await admin.made("/key/generate")
     url = f"{admin.gateway.url}/v1/"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from http.client import HTTPException
+from math import ceil
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from urllib.error import HTTPError, URLError
@@ -169,7 +170,8 @@ def to_body(options: Mapping[str, Any]) -> dict[str, Any]:
         "name": lambda name: {"key_alias": name},
         "models": lambda names: {"models": [] if names is None else sorted(names) or [NO_MODELS]},
         "mcp_servers": lambda names: {"object_permission": {"mcp_servers": None if names is None else sorted(names)}},
-        "expires_at": lambda at: {"duration": "-1" if at is None else f"{max(1, round(at - time.time()))}s"},
+        # Rounded up, so that a key never expires before the given date.
+        "expires_at": lambda at: {"duration": "-1" if at is None else f"{max(1, ceil(at - time.time()))}s"},
         "money_budget": lambda micro: {"max_budget": None if micro is None else micro / MICRO},
         "soft_budget": lambda micro: {"soft_budget": None if micro is None else micro / MICRO},
         "budget_period": lambda period: {"budget_duration": written_period(period)},
