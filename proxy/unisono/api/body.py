@@ -29,7 +29,7 @@ OFF_LOOP_BYTES = 256 * 1024
 # A body with one of these words may contain regular expressions or grammars. `\u00` is included, because an escape may
 # hide a word, as in `\u0067rammar`.
 COMPILED_WORDS: Final = (b"pattern", b"grammar", b"regex", b"ebnf", b"\\u00")
-# Maximum nesting levels of a body. A schema may have 64 levels (`schemas.supported`), each of which needs up to two
+# Maximum nesting levels of a body. A schema may have 64 levels (`schemas.check_schema`), each of which needs up to two
 # levels of the body. Later checks of the values are recursive and must not reach Python's recursion limit of 1,000, and
 # orjson writes at most 254 levels.
 MAX_DEPTH = 160

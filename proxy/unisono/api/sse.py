@@ -6,7 +6,7 @@ omitted, because it signals success.
 
 When the client disconnects, the source is closed at once, even before the first byte. The source is read only when the
 client has received the previous write. A client that reads nothing at all loses its connection (see
-`server/delivery.py`).
+`server/write_timeout.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refusal of a start at which other machines could use the models without a secret key."""
+"""Check that a gateway that other machines can reach has a secret key."""
 
 from __future__ import annotations
 

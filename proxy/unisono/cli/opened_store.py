@@ -1,4 +1,4 @@
-"""Work of commands on the store of a configuration."""
+"""Access of commands to the configured store."""
 
 from __future__ import annotations
 

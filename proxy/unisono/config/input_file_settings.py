@@ -1,4 +1,4 @@
-"""Section for files that requests contain or refer to by URL."""
+"""Section `unisono.files`: files that requests contain or refer to by URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of the configuration file, as frozen pydantic models.
+"""The whole configuration file (`Config`), as frozen pydantic models of its sections.
 
 Structure and key names are LiteLLM's where LiteLLM has them. All times are in seconds; the names of Unisono's own keys
 contain the unit. The string under a field is the description of the key in `docs/configuration.md`.

@@ -1,4 +1,4 @@
-"""Section `router_settings`: choice of backends, retries and fallback models; and hedging."""
+"""Sections `router_settings` (choice of backends, retries, fallbacks) and `unisono.hedge`."""
 
 from __future__ import annotations
 

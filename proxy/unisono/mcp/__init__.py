@@ -1,4 +1,4 @@
-"""Client side of the Model Context Protocol: implements `core.tools` for remote servers.
+"""Client side of the Model Context Protocol: implements `core.tool_host` for remote servers.
 
 Importing this package is cheap: the protocol's SDK is loaded on the first connection to a server.
 """

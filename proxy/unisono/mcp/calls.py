@@ -1,4 +1,4 @@
-"""List and call operations on an open MCP session, mapped to `core.tools` types.
+"""List and call operations on an open MCP session, mapped to `core.tool_host` types.
 
 The SDK's own call method also lists the tools and validates results against the server's schemas, including regular
 expressions. This module sends only the call, and reads the answer without this validation.

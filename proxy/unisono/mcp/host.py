@@ -1,4 +1,4 @@
-"""Implementation of `core.tools.ToolHost` by MCP: lists and calls tools on remote servers.
+"""Implementation of `core.tool_host.ToolHost` with MCP: tools on remote servers.
 
 A tool list is cached until its server reports a change or the list expires. A call waits for a slot at its server. The
 time of a call and the sizes of its arguments and its result are limited. A call always returns an outcome. It is

@@ -1,4 +1,4 @@
-"""Networks from which clients may connect."""
+"""Addresses of clients, and the networks from which clients may connect."""
 
 from __future__ import annotations
 

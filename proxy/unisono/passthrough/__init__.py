@@ -6,6 +6,6 @@ the usage ledger, metrics, spans and shutdown. It uses slots of the engine's dep
 in OpenAI's own API. Queues, weights, circuit breakers and retries are therefore the same as for the engine.
 
 `dispatch` selects the engine or a pass-through deployment. If both can answer a request, one of them is tried first,
-and the other one only if the first fails before any output. `relay` reads facts such as the usage from an answer, and
-changes only the model's name. `providers` is the only module that imports the `litellm` package.
+and the other one only if the first fails before any output. `text_relays` reads facts such as the usage from an
+answer, and changes only the model's name. `litellm_backend` is the only module that imports the `litellm` package.
 """

@@ -12,7 +12,7 @@ uvicorn's supervisor lacks the following properties. Measured with two workers:
   instead of 40.
 - A signal has an effect at any time. uvicorn ignores SIGTERM during a restart by SIGHUP: with 15 s streams it answered
   new requests for another 13.5 s.
-- A reload aborts no stream (see `app_switch`).
+- A reload aborts no stream (see `config_reload`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Renewal of the responses that a new response continues."""
+"""Limit below which the store renews the responses that a new response continues."""
 
 from __future__ import annotations
 

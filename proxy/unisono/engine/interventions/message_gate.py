@@ -167,7 +167,7 @@ def without_code_fence(text: str) -> str | None:
 
 
 class MessageGate:
-    """Gate of one answer (`harmony.gate.Gate`).
+    """Gate of one answer (`harmony.gate_protocol.Gate`).
 
     The gate reads the state of the controller, and records accepted messages in that state.
     """

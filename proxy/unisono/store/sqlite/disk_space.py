@@ -1,4 +1,4 @@
-"""Disk space of the SQLite file: a check before an answer.
+"""Check of the disk space for the SQLite file, before an answer is generated.
 
 A trial write costs two disk syncs, so it runs only after a failed operation or while space is low.
 """

@@ -1,4 +1,4 @@
-"""Conversion of SQLite's errors."""
+"""Conversion of SQLite's errors to errors of the store."""
 
 from __future__ import annotations
 
