@@ -159,7 +159,8 @@ class FailureTable:
         """Return the exception for an error object that arrived with HTTP status 200.
 
         If the object contains an HTTP status in `code` (Ollama: `status`), the result is the same as for a response
-        with that status. `has_output`: the backend has sent a part of its answer before the error.
+        with that status. There is one exception: if `has_output` is True, because the backend has sent a part of its
+        answer before the error, a rejection of the request becomes a failure of the backend.
         """
         error = data.get("error")
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))

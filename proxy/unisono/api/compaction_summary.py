@@ -298,13 +298,13 @@ def _end_of_output(items: Sequence[Item]) -> int:
 def replaces_history(items: Sequence[Item]) -> bool:
     """Return True if the items of a compaction replace the whole conversation before it.
 
-    Compactions by `POST /responses/compact` of earlier versions do not, because they lack the user's newest messages.
+    Items from `POST /responses/compact` of earlier versions do not, because they lack the newest user messages.
     """
     if any(isinstance(item, UserMessage) and item.text.startswith(WHOLE_SUMMARY_HEADING) for item in items):
         return True
-    # The oldest versions used one heading for all summaries, and a compaction without a summary has no heading. A
-    # compaction of these kinds replaces everything if it includes user messages, answers, or results of calls that are
-    # not pending.
+    # The oldest versions used one heading for all summaries, and a compaction without a summary has no heading. In both
+    # cases, a compaction replaces everything if it includes user messages, answers, or results of calls that are not
+    # pending.
     has_summary = any(_is_summary(item) for item in items)
     end = len(items) - len(newest_input(items)) if has_summary else len(items)
     return any(_is_history(item) and (at < end or isinstance(item, UserMessage)) for at, item in enumerate(items))

@@ -40,7 +40,7 @@ def provided(kind: type[Kind]) -> Any:
 async def _parsed_body(request: Request) -> BaseModel:
     """Parse the body of a request as the model that the route declares.
 
-    A missing body is read as an empty object if it is optional. Raises the errors of `read_json`, and Pydantic's
+    If the body is optional, a missing body is read as an empty object. Raises the errors of `read_json`, and Pydantic's
     ValidationError. FastAPI's own parsing has none of the limits of `read_json`, and validates large bodies on the
     event loop.
     """

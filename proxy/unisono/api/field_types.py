@@ -121,7 +121,7 @@ class FieldInput:
 class Either:
     """Annotation for a union of types; `expected` describes the permitted values.
 
-    Without it, an error would name a branch of the union as a part of the field's path.
+    Without this annotation, an error would name a branch of the union as a part of the field's path.
     """
 
     expected: str

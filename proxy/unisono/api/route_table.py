@@ -212,7 +212,7 @@ class RouteTable:
         return added
 
     def add_model_call(self, path: str, *, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:
-        """Return the decorator that adds a `direct` endpoint for requests to a model; see `add`."""
+        """Return a decorator that adds a `direct` endpoint for requests to a model; see `add`."""
         return self.add("POST", path, MODEL_CALL_ERRORS, answer=answer, headers=ANSWER_HEADERS, direct=True, **options)
 
     def _success(

@@ -56,7 +56,7 @@ class OpenedKeyring:
 
 
 class LocalKeys:
-    """Commands on keys in the store of a configuration."""
+    """Commands that manage the keys in the configured store."""
 
     def __init__(self, config_path: Path) -> None:
         self._config = load(config_path).config
@@ -193,7 +193,7 @@ def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
 
 
 def print_keys(documents: Sequence[Any], rows: Iterable[tuple[str, ...]], *, as_json: bool) -> None:
-    """Print all keys: `documents` as JSON, or one of the `rows` per key under the headings."""
+    """Print all keys: `documents` as JSON, or `rows` as a table with one row per key."""
     if as_json:
         click.echo(json.dumps(documents, ensure_ascii=False, indent=2))
     elif documents:
@@ -203,7 +203,7 @@ def print_keys(documents: Sequence[Any], rows: Iterable[tuple[str, ...]], *, as_
 
 
 def print_new_key(document: Mapping[str, Any], id: str, tenant: str, *, as_json: bool) -> None:
-    """Print a new key, which is in the field `key` of its JSON `document`."""
+    """Print a new key; the field `key` of `document` contains the secret."""
     if as_json:
         print_key(json.dumps(document, ensure_ascii=False, indent=2), document["key"])
         return

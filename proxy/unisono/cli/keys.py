@@ -19,8 +19,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-# Options for the permissions of a key. They have the gateway's own name and the name in the LiteLLM proxy, so that
-# scripts for LiteLLM continue to work.
+# Options for the permissions and limits of a key. Names of the LiteLLM proxy are accepted too, so that scripts for
+# LiteLLM continue to work.
 permitting = with_options(
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
     click.option("--models", type=NAMES, help="Allowed models or aliases: names separated by commas, or all."),
@@ -46,7 +46,7 @@ permitting = with_options(
 )
 
 
-# Options for the store of a configuration, or for a running gateway.
+# Options that select the configured store or a running gateway.
 store_or_gateway = with_options(
     CONFIG_UNREPORTED,
     click.option("--url", help="Address of a running gateway, instead of the store of a configuration."),

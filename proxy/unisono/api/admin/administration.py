@@ -116,7 +116,7 @@ class Administration:
         return found
 
     async def budget_of(self, record: KeyRecord) -> DirectoryEntry | None:
-        """Return the named budget of a key; None if there is none."""
+        """Return the named budget of a key, or None if the key has no named budget."""
         return await self.entry(EntryKind.BUDGET, record.budget) if record.budget else None
 
     def audit(
@@ -199,9 +199,10 @@ class Administration:
 
 
 async def until_stored(attempt: Callable[[], Awaitable[Stored]]) -> Stored:
-    """Repeat `attempt`, which reads and changes an object, while it raises `StoreConflict`.
+    """Call `attempt`, which reads and changes an object, again after each concurrent change.
 
-    Another process has then changed the object. Raises `StoreConflict` if the last of `MAX_TRIES` attempts raises it.
+    `attempt` raises `StoreConflict` if another process has changed the object meanwhile. If the last of `MAX_TRIES`
+    calls raises `StoreConflict`, the error is raised.
     """
     for _ in range(MAX_TRIES - 1):
         with suppress(StoreConflict):

@@ -51,7 +51,7 @@ Members = Annotated[list[TeamMember], Field(max_length=MAX_MEMBERS)]
 
 
 def _to_members(value: Any) -> Any:
-    # The type of the value decides how it is read. The errors of a union would name its branches instead of the field.
+    # The type of the value selects the parser. Errors of a union type would name a branch of the union, not the field.
     if isinstance(value, Mapping):
         return [TeamMember.model_validate(value)]
     if not isinstance(value, list):

@@ -187,7 +187,7 @@ async def _change_settings(
     ):
         if id and is_new and (not actor.changes_all or await admin.entry(kind, id) is None):
             raise no_such(kind, id, f"{kind}_id")
-    # The change itself is checked too. This check comes before the effects that a refused change must not have.
+    # `change_key` checks the change again. A refused change must not have the side effects of the following lines.
     check_change(actor, record, wanted, await admin.budget_of(record))
     await carry_spend(admin, record, wanted)
     if wanted.name and wanted.name != record.name:

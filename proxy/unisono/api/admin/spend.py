@@ -33,7 +33,7 @@ from unisono.errors import InvalidRequest
 
 # Number of days in a report, if the request has no dates.
 REPORT_DAYS: Final = 30
-# Names by which ledger lines are grouped.
+# Functions that return the name by which ledger lines are grouped.
 day_of: Final = attrgetter("day")
 model_of: Final = attrgetter("model")
 

@@ -53,7 +53,7 @@ from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import InvalidRequest
 
-# Tenants that do not belong to a team. A key without a team is a tenant with the id of the key.
+# Ids of tenants that are not teams. The tenant of a key without a team has the id of the key.
 OTHER_TENANTS = re.compile(rf"{MASTER_TENANT}|{LOCAL_TENANT}|key_[0-9a-f]{{24}}")
 
 
@@ -73,14 +73,14 @@ async def create_team(
 
 
 def _check_new_id(id: str) -> None:
-    """Raise `InvalidRequest` for an id of another tenant.
+    """Raise `InvalidRequest` if the id of a new team is reserved for a different tenant.
 
-    Otherwise, the keys of the team could read and change everything that this tenant has stored.
+    Otherwise, the keys of the team could read and change everything that is stored for this tenant.
     """
     if OTHER_TENANTS.fullmatch(id):
         raise InvalidRequest(
-            f"'team_id': '{id}' is reserved for requests with the master key, without a key or with a key of this id; "
-            "choose a different id.",
+            f"'team_id': '{id}' is reserved for requests with the master key, requests without a key, or the key with "
+            "this id; choose a different id.",
             param="team_id",
         )
 

@@ -283,7 +283,7 @@ def _compacted(conversion: InputConversion, opened: Sequence[Item]) -> Sequence[
         chosen = () if history.has_output else tuple(item for item in history.items() if item not in opened)
         history.clear()
         return (*chosen, *opened)
-    # `/responses/compact` of earlier versions did not include the user messages, which the client sends before it.
+    # The item from `/responses/compact` of earlier versions lacks the user messages. The client sends them before it.
     known = [item for item in history.items() if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
     return [item for item in opened if item not in known]
 

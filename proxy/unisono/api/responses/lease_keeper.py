@@ -126,7 +126,7 @@ async def watch_again(deps: ResponsesDeps, run: BackgroundRun) -> None:
 
 
 async def is_soon_cancelled(deps: ResponsesDeps, run: BackgroundRun) -> bool:
-    """Wait shortly, and return whether another process cancels the response."""
+    """Wait up to two seconds; return True if another process cancels the response in this time."""
     for pause_s in CANCELLED_WITHIN_S:
         await asyncio.sleep(pause_s)
         with suppress(StoreError):

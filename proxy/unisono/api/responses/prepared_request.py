@@ -223,7 +223,7 @@ async def assembled(
     size: int = 0,
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
-    # Every path to a generation passes here, also those of background responses.
+    # Every generation of a response begins here, including those of background responses.
     identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
     seals = await deps.seals() if _needs_seals(request) else None
     known = _known(past, seals, sender.tenant)

@@ -208,7 +208,8 @@ class BackgroundJob:
                     log.warning("background response interrupted", extra=about | {"code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
-            # A process that cancels the response has generated nothing, so the record is left to this process.
+            # If another process cancels the response, this process still writes the record, because it generated the
+            # answer.
             if is_over or (is_lost and await is_soon_cancelled(self._deps, self.background_run)):
                 self._record_answer()
 

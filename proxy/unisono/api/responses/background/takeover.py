@@ -44,7 +44,7 @@ MAX_LEFT_S = 600.0
 # Maximum size of the set of missing responses, which is then cleared, so that it does not grow without bound.
 MAX_MISSING = 4096
 
-# Errors that a process with another configuration would raise too.
+# Errors that a process with a different configuration would raise too.
 FINAL = (StoreConflict, InternalError)
 
 log = logging.getLogger("unisono.responses")
@@ -210,7 +210,7 @@ class Takeover:
         """Leave a response to other processes; return False if it must fail.
 
         The process that created the response accepted its request, and other processes may accept it too. For example,
-        the model may be missing only here. The watch remains, so that others find the response when it expires.
+        the model may be missing only here. The watch remains: when it expires, other processes find the response.
         """
         if isinstance(error, FINAL):
             return False
@@ -218,7 +218,7 @@ class Takeover:
         left, since = with_leaving_noted(response, now)
         if now - since > MAX_LEFT_S:
             return False
-        # This also takes back the count of the takeover.
+        # This write also reverts the count of this takeover, because `response` is the state before the count.
         await retry_while_down(lambda: deps.store.update(background_run.tenant, left, lease=lease))
         about = {"response": background_run.response, "code": error.code, "reason": error.message}
         log.log(logging.WARNING if since == now else logging.DEBUG, "response left to other processes", extra=about)

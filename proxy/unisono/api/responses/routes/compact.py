@@ -1,6 +1,6 @@
 """Route `POST /responses/compact`: the model writes a summary that replaces the history.
 
-The result contains the user's newest messages unchanged, and one sealed item with these messages and the rest. The
+The result contains the user's newest messages unchanged, and one sealed item with these messages and the summary. The
 client stores the result; the gateway stores nothing. When the client sends the sealed item back as input, any replica
 can decrypt it, in any dialect, and the model reads the summary. If the model writes no complete summary, the sealed
 item contains the history.

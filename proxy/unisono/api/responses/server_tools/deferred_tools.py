@@ -77,13 +77,13 @@ def without(history: Sequence[Item], names: frozenset[str]) -> list[Item]:
 def replacing_tools(toolbox: Toolbox, searcher: Searcher | None) -> Mapping[str, FunctionTool]:
     """Return the tools of a request that replace equally named tools in the history, by name.
 
-    They are all tools in `tools`, except deferred tools if the client searches: its result defines what it found.
+    Deferred tools are omitted if the client searches, because the result of the search defines the tools it found.
     """
     return {tool.name: tool for tool in toolbox.tools if not (tool.deferred and searcher is Searcher.CLIENT)}
 
 
 def with_replaced(history: Sequence[Item], tools: Mapping[str, FunctionTool]) -> tuple[Item, ...]:
-    """Return the history with the definitions in `tools` instead of its own."""
+    """Return the history; `tools` replace equally named tools that the client runs."""
 
     def newest(tool: FunctionTool) -> FunctionTool:
         current = None if tool.server else tools.get(tool.name)
