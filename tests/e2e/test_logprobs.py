@@ -380,4 +380,4 @@ async def test_missing_log_probabilities_are_noted(stream: bool) -> None:
     async with FakeVllm(script=lambda request: script) as fake, gateway(config("vllm", fake.url)) as running:
         answer = await running.chat(stream=stream, logprobs=True)
     assert answer.status == 200
-    assert message_of(answer).note["notes"] == ["logprobs: no effect, because the backend sent none"]
+    assert message_of(answer).note["notes"] == ["logprobs: no effect, because the backend sent no log probabilities"]

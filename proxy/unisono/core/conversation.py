@@ -142,8 +142,8 @@ class Preamble:
 
 
 # Prefixes of a user message that contains the summary of a compaction instead of the user's words. The second prefix
-# means that the items of the compaction replace the whole conversation. Earlier versions used the first prefix if the
-# client kept the user's newest messages itself.
+# means that the items of the compaction replace the whole conversation. Only earlier versions wrote the first prefix:
+# the client then kept the user's newest messages itself.
 SUMMARY_HEADING: Final = "[Summary of the conversation before this point, as you wrote it]\n\n"
 WHOLE_SUMMARY_HEADING: Final = "[Summary of the whole conversation before this point, as you wrote it]\n\n"
 SUMMARY_HEADINGS: Final = (SUMMARY_HEADING, WHOLE_SUMMARY_HEADING)

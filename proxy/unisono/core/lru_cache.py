@@ -62,7 +62,8 @@ class LruCache(Generic[K, V]):
 class RecentEntries(OrderedDict[K, V]):
     """Dictionary of at most `capacity` entries, in the order of their last use.
 
-    `put` drops the first entry if there are too many. A read counts as a use only if `move_to_end` follows it.
+    If there are too many entries, `put` drops the least recently used entry. Reading an entry does not count as a use;
+    call `move_to_end` to record the use.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -171,7 +171,7 @@ class GenerationFacts:
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
     # Tokens of the first rendered prompt, or of all inputs of an embeddings request; 0 if unknown.
     prompt_tokens: int = 0
-    # Reasoning tokens of the answer so far, including its journal. It is set when the stream ends.
+    # Reasoning tokens of the answer so far, including those in its journal. Set when the stream ends.
     reasoning_tokens: int = 0
     tool_output_tokens: int = 0  # tokens of the results of server tools in rendered prompts
     left_out: int = 0  # oldest items dropped because the conversation was too long
@@ -195,7 +195,7 @@ class GenerationFacts:
             # The prompt of the first step may be only one part of the inputs, or include the tokens of a journal.
             prompt_tokens=self.prompt_tokens or self.steps[0].prompt_tokens,
             completion_tokens=generated,
-            # The steps do not include the tokens of a journal.
+            # `reasoning_tokens` includes the tokens of a journal, but the steps do not.
             reasoning_tokens=min(self.reasoning_tokens, generated),
             cached_tokens=self.steps[0].cached_tokens or 0,
             tool_output_tokens=self.tool_output_tokens,

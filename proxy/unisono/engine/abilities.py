@@ -92,7 +92,8 @@ def note_missing_logprobs(request: GenerationRequest, report: GenerationReport) 
     """Add a note to the report if the backend sent none of the requested log probabilities."""
     log = report.facts.logprobs
     if log is not None and log.has_only_unknown:
-        report.notes.append(f"{request.prompt.fields.logprobs}: no effect, because the backend sent none")
+        field = request.prompt.fields.logprobs
+        report.notes.append(f"{field}: no effect, because the backend sent no log probabilities")
 
 
 def prompt_recorder(job: CompletionJob, report: GenerationReport) -> Callable[[Chunk], None]:

@@ -314,7 +314,7 @@ class HarmonyGeneration(BatchStream):
 
 
 def _release(report: GenerationReport, reader: OutputReader, runner: StepRunner) -> None:
-    # An answer that does not complete has no last event with its usage.
+    # An answer that does not complete has no event `Finished` with its usage.
     report.facts.reasoning_tokens = reader.transcript.router.usage.reasoning_tokens
     runner.session.release()
 

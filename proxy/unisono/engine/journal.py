@@ -140,8 +140,8 @@ class JournalWriter:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.source = MODEL_SOURCE
-        # Numbers of tokens since the last entry that the model generated, but that do not count as output: tokens in
-        # the journal, and tokens that were discarded.
+        # Numbers of generated tokens since the last entry that do not count as output: `uncounted` tokens are in the
+        # journal, `discarded` tokens are not.
         self.uncounted = self.discarded = 0
         self._segment = FIRST_SEGMENT
 
@@ -194,7 +194,7 @@ class JournalWriter:
         self._segment = JournalSegment(len(self.numbers), tail, generated)
 
     def discard(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens."""
+        """Remove the last `tokens` tokens from the journal."""
         if tokens:
             del self.numbers[-tokens:]
             self.discarded += tokens

@@ -330,8 +330,8 @@ class AnswerItems:
     def add_results(self, items: Sequence[Item]) -> None:
         """Insert the result of a server tool, and the tools that it found, after its call.
 
-        Parallel calls have the same order when the client continues the conversation, so the model reads its history
-        unchanged, and the prefix caches of backends match.
+        When the client continues the conversation, the results of parallel calls have the same order. The model then
+        reads an unchanged history, and the prefix caches of backends match.
         """
         answered = {item.call_id for item in items if isinstance(item, ToolResult)}
         known = self.context.items

@@ -44,7 +44,7 @@ class Transcript:
         self.journal = JournalWriter()
         self._limits = ReadingLimits(encoding, router, controller.requirements, controller.obligations)
         self.is_broken_off = False  # the answer ends here, because the model repeats itself
-        self.is_replaying = False  # in journals of earlier versions, the tokens after a stop are counted
+        self.is_replaying = False  # in a replay, tokens after a stop count, as in earlier versions
         self.is_noted = is_noted
         self._start = encoding.assistant_start
         self._unchecked_to = 0  # journal length below which the output is not checked for repetition
@@ -170,7 +170,7 @@ class Transcript:
         self.journal.uncounted += tokens
 
     def _discard(self, tokens: int) -> None:
-        """Remove the last `tokens` tokens of the journal, which arrived after a stop."""
+        """Discard the last `tokens` tokens, which arrived after a stop; a replay counts them."""
         if self.is_replaying:
             self.router.count(tokens)
         else:

@@ -89,7 +89,7 @@ async def truncate_for(
     window: int,
     salt: str,
 ) -> TruncatedConversation:
-    """Truncate the conversation of `request` so that `window` tokens also hold an answer."""
+    """Truncate the conversation of `request` so that prompt and answer fit into `window` tokens."""
     # Reserve at most a quarter of the window for the answer, so that a small window still holds some conversation.
     wanted = min(request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
     for_summary = request.prompt.for_summary

@@ -60,7 +60,10 @@ async def score_on_both(
     samples: Sequence[AnswerSample],
     timeouts: Timeouts,
 ) -> AsyncIterator[ScoredSample]:
-    """Score answers on two backends, one after the other. Raises BackendError if one fails."""
+    """Score one answer after the other, each on both backends at once.
+
+    Raises BackendError if a backend fails.
+    """
     for sample in samples:
         both = await asyncio.gather(score(reference, sample, timeouts), score(other, sample, timeouts))
         yield ScoredSample(sample, *both)

@@ -26,9 +26,9 @@ class HarmonyRouter:
     """Router of one answer, which may consist of several generations.
 
     `ItemFactory` explains the options `hold_calls`, `calls_allowed` and `parallel_calls`; `TokenCounter` explains
-    `canonical`. If `gate` stops reading, `stopped` describes the message, and `unread_tokens` is the number of
-    tokens of the last `feed` after the stop, which are not counted. No tokens may then be fed before `reread`, `trim`
-    or `resume`.
+    `canonical`. If `gate` stops reading, `stopped` describes the message, and `unread_tokens` is the number of tokens
+    in the last `feed` that follow the stop; these tokens are not counted. No tokens may then be fed before `reread`,
+    `trim` or `resume`.
     """
 
     def __init__(
@@ -324,8 +324,8 @@ class HarmonyRouter:
 
 def _take_back(item: ToolCall, events: list[Event]) -> bool:
     """Remove the event that opens a call, if it is among `events`; return whether it was."""
-    # A message is opened by its first token or its end. A call that was abandoned before its arguments is opened and
-    # closed at once, so the client need not see it.
+    # A call is opened with the first token of its arguments, or at its end. If the model abandons a call before the
+    # arguments, the call is opened and closed at once, so the client need not see it.
     if (opening := Opened(item)) not in events:
         return False
     events.remove(opening)

@@ -67,7 +67,7 @@ class RepairedOutput:
         self._encoding = encoding
         self._open_body = open_body
         self.parts: list[Legal] = []
-        # For each part that is not a repair, the position after the token that decided it. Parts that `take` has
+        # For each part that is not a repair, the position after the token that decided the part. Parts that `take` has
         # returned are included.
         self.marks: list[int] = []
         self.position = position

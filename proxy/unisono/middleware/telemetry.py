@@ -173,7 +173,7 @@ class ObservedProgress:
     repairs: list[Repaired] = field(default_factory=list)
     finished: Finished | None = None
     collected: list[Closed | Repaired] = field(default_factory=list)
-    # The item that is open, and its deltas.
+    # The open item, and the texts of its deltas.
     open_item: Item | None = None
     open_texts: list[str] = field(default_factory=list)
 
@@ -188,7 +188,7 @@ class ObservedProgress:
                 self.open_item = None
 
     def close_open(self) -> None:
-        """Add the open item of an answer that ended inside it."""
+        """Add the item that was open when the answer ended, with its text so far."""
         if self.open_item is not None and self.open_texts:
             self.collected.append(Closed(self.open_item, "".join(self.open_texts), complete=False))
 
@@ -242,7 +242,7 @@ class ObservationGate(Gate):
         self._is_repeated = began.resumed
         has_content = began.details is not None and began.details.conversation is not None
         self._collects = has_content or began.recorded_request is not None
-        # Only a filter sees every delta, and deltas are needed only for the text of an answer that is cut off.
+        # Only a filter sees every delta. Deltas are needed only for the text of an answer that is cut off.
         self.filters = has_content
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:

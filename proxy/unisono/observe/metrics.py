@@ -62,7 +62,7 @@ _POSITION: Final = re.compile(r"\.\d+(?=\.|$)")
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 FIDELITY_STATES: Final = {FidelityState.HEALTHY: 0, FidelityState.WARNING: 1, FidelityState.QUARANTINED: 2}
 STATE: Final = Path("/proc/self/statm")
-# Gauge of a queue, which belongs to all deployments of its model. Other gauges of models count answers in progress.
+# Gauge of the queue that all deployments of a model share. The other gauge of models counts answers in progress.
 QUEUE_LENGTH: Final = "unisono_queue_length"
 
 

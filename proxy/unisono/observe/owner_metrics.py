@@ -73,7 +73,7 @@ class OwnerMetrics:
 
     def answered(self, record: RequestRecord) -> None:
         """Count one HTTP request."""
-        # A status without an error code is the answer of a route, such as the readiness of a gateway that starts.
+        # An error status without an error code is not a refusal, such as 503 of the readiness check during startup.
         is_error = record.status >= 400 and record.error != ""
         if is_error and record.status != CLIENT_LEFT and not record.attempts:
             self._all.refusals.series[self._reason(record.error)].inc()

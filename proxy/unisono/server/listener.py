@@ -118,7 +118,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     # Number of body chunks in the current read.
     _pieces = 0
     _in_headers = True
-    # True once this was one of at most `max_connections` connections. It then keeps its place.
+    # True once at most `max_connections` connections were open, this one included. Its requests are then served.
     _is_admitted = False
     # True while an incomplete request is being read.
     _is_read = False

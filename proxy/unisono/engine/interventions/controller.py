@@ -157,7 +157,7 @@ class InterventionController:
                 self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int], place: int) -> int:
-        """Read more tokens of a tool name; return how many were read up to the end of the name.
+        """Read more tokens of a tool name; return how many of the tokens belong to the name.
 
         `place` is the position at which the message with this recipient begins.
         """

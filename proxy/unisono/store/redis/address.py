@@ -21,8 +21,8 @@ from unisono.store.redis.command_client import CommandClient, CommandPool, Senti
 UNTIMED: dict[str, Any] = {"socket_timeout": None}
 UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / ? # @ : in the password"
 
-# Options of the Redis library that an address may contain. Others would change the form of its answers or its retries,
-# on which the store depends.
+# Options of the Redis library that an address may contain. Other options would change the form of the library's answers
+# or its retries, on which the store depends.
 URL_OPTIONS = frozenset(
     (
         "db",
@@ -145,7 +145,7 @@ def url_options(scheme: str, rest: str) -> dict[str, Any]:
     """
     query = rest.partition("?")[2].partition("#")[0]
     if "@" in query:
-        # The query is a part of the password.
+        # The question mark belongs to the password, so the address has no query.
         raise ConfigError(f"store.url: {UNREADABLE}")
     supported = URL_OPTIONS if "+" not in scheme else URL_OPTIONS - {"db"}
     for name in parse_qs(query, keep_blank_values=True):

@@ -90,7 +90,7 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         self._upkeep = FileUpkeep()
         # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
-        # Error that shows damage of the opened file. A trial write may succeed nevertheless.
+        # Error that shows that the opened file is damaged, or None. A trial write may succeed in a damaged file.
         self._damage: sqlite3.Error | None = None
         self._waiting = Waiting()
 
@@ -226,7 +226,7 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         if is_damage(error):
             self._damage = error
         elif not self._failed and primary_code(error) not in TROUBLE:
-            # The next check may succeed, and then it does not report this error.
+            # If the next check succeeds, nothing else reports this error.
             log.error("an operation of the store failed", extra={"cause": f"{type(error).__name__}: {error}"})
         self._failed = True
 

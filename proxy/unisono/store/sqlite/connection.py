@@ -34,7 +34,7 @@ class Transaction:
 
 
 class Transactions(Protocol):
-    """Part of the SQLite store that runs work in a transaction. Other parts use it as `self`."""
+    """Methods of the SQLite store that run work in a transaction, for the store's parts."""
 
     _is_in_memory: bool
 

@@ -33,8 +33,8 @@ log = logging.getLogger("unisono.store")
 class OpenedFile:
     """Connections to the file at `path`.
 
-    `inode` and `wal_inode` identify the file and its write-ahead log. They are None if the file system has deleted them
-    since.
+    `inode` and `wal_inode` identify the file and its write-ahead log. Each is None if the file did not exist directly
+    after the connections were opened.
     """
 
     path: Path
@@ -45,9 +45,9 @@ class OpenedFile:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another file is in the place of the opened one.
+        """True if `path` now names a different file than the opened one.
 
-        Raises `StoreUnavailable` if there is no file.
+        Raises `StoreUnavailable` if `path` does not exist or cannot be accessed.
         """
         inode = _inode(self.path)
         if inode is None:
@@ -86,7 +86,7 @@ class OpenedFile:
 
         SQLite would apply this log to the new file.
         """
-        # If the former file still exists under another name, its last writes are moved into it.
+        # If the former file still exists under another name, this moves its last writes from the log into the file.
         with suppress(sqlite3.Error):
             self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if self.wal_inode is not None and _inode(_wal(self.path)) == self.wal_inode:
@@ -111,7 +111,10 @@ def _wal(path: Path) -> Path:
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file, or None if it does not exist."""
+    """Return the device and the inode of a file, or None if the file does not exist.
+
+    Raises `StoreUnavailable` if the file cannot be accessed.
+    """
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
