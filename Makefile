@@ -93,7 +93,7 @@ unit: $(SYNCED) .state-server
 # Each part is a process that collects and runs its own modules. Workers of pytest-xdist would all collect all modules,
 # half a minute of processor time for each worker.
 # pytest rewrites assertions for detailed messages, which takes seven times as long as compiling the modules. The first
-# run of all tests does without, because failed tests are repeated with these messages.
+# run of all tests does not rewrite them, because failed tests are repeated with detailed messages.
 UNIT = $(BIN)/pytest -m "not slow" -o cache_dir=.cache/part-$(1) --part $(1)/$(words $(PARTS))
 .PHONY: $(PARTS)
 $(PARTS): .part-%: $(SYNCED) .state-server
