@@ -14,7 +14,7 @@ STREAMED_ONE_IN = 3
 STORES = frozenset({"file", "redis", "sqlite"})
 # Folders whose tests start servers or applications. In these folders, tests with many cases run one case in n.
 SLOW_FOLDERS = frozenset({"adapters", "api", "cli", "contract", "e2e", "engine", "mcp", "passthrough", "store", "web"})
-# Least number of cases, and n.
+# Minimum number of cases, and n.
 ONE_IN = ((8, 3), (4, 2))
 
 
@@ -25,7 +25,7 @@ def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
     """
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        # Cases that are slow anyway do not count, so that one of the others remains.
+        # Cases that are marked as slow already do not count, so that one of the other cases remains quick.
         if getattr(item, "callspec", None) is not None and item.get_closest_marker("slow") is None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for group in cases.values():
@@ -36,7 +36,7 @@ def mark_sampled(items: Sequence[pytest.Item], one_in: int = 1) -> None:
 
 
 def _stores(group: Sequence[pytest.Item]) -> int:
-    """Return the number of stores of a test."""
+    """Return the number of stores with which a test runs."""
     values = {value for item in group for value in item.callspec.params.values() if isinstance(value, str)}  # type: ignore[attr-defined]
     return len(values & STORES)
 

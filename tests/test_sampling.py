@@ -1,4 +1,4 @@
-"""The sample of parametrised cases in `make test` leaves a quick case of every test that has one."""
+"""Sampling of parametrised cases: `make test` runs at least one quick case of every test that has one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sampling import mark_sampled
 
 
 class Case:
-    """Case of a parametrised test, as far as the sample reads it."""
+    """Case of a parametrised test, with the attributes that `mark_sampled` uses."""
 
     def __init__(self, name: str, parameters: Mapping[str, object], *, folder: str, is_slow: bool = False) -> None:
         self.nodeid = f"tests/{folder}/test_it.py::test_it[{name}]"
@@ -34,7 +34,7 @@ def quick(cases: list[Any]) -> int:
     return sum(not case.is_slow for case in cases)
 
 
-# Folder, number of cases, and number of those that `make test` runs.
+# Folder, number of cases, and number of cases that `make test` runs.
 SIZES = {
     "few": ("e2e", 3, 3),
     "several": ("e2e", 5, 3),

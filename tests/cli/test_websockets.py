@@ -340,7 +340,7 @@ async def test_as_many_connections_are_served_as_configured(limit: int) -> None:
         served = [await connection() for _ in range(limit)]
         assert [await status() for status in served] == [200] * limit
         further = await connection()
-        # An idle further connection takes no place.
+        # The idle further connection does not affect the others.
         assert [await status() for status in served] == [200] * limit
         assert await further() == 503
         assert [await status() for status in served] == [200] * limit

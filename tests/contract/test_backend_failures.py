@@ -105,8 +105,8 @@ async def test_compressed_error_body_is_not_decompressed(wired: Kind, tmp_path: 
     assert "unpacked" not in caught.value.message
 
 
-# Codes of errors that a backend may only report before its answer: a backend that has begun its answer has accepted the
-# request.
+# Codes of errors that reject the request before the answer. During the answer, they are failures of the backend,
+# because a backend that has begun its answer has accepted the request.
 ACCUSATIONS = (400, 404, 413, 422)
 
 

@@ -120,7 +120,7 @@ def test_names_in_the_chart_stay_texts(name: str) -> None:
     sets = [word for option in options for word in ("--set-json", option)]
     text = render("default", *sets, "--set", "ingress.host=localhost")
     found = [value for document in yaml.safe_load_all(text) if document for value in leaves(document)]
-    assert found.count(name) == len(values) + 2  # the Secret also contains the keys of the job and of the monitor
+    assert found.count(name) == len(values) + 2  # the job and the monitor also refer to the Secret
     assert all(type(value) is str for value in found if str(value) == name)
 
 

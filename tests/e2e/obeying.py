@@ -60,7 +60,7 @@ def _text(script: type[Any]) -> Callable[..., Any]:
 
 
 def tokens_for(kind: Kind, output: str, framing: Mapping[str, Any]) -> int:
-    """Return a `max_tokens` for `output`, and little more."""
+    """Return a `max_tokens` that is just enough for `output`."""
     size = len(ENCODING.encode_marked(output))
     if kind.name in ("vllm", "sglang", "llamacpp"):
         return size

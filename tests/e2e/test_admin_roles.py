@@ -336,7 +336,7 @@ async def test_a_team_admin_cannot_unblock_its_own_keys_outside_of_its_team(
         refused = await lead.post(path, key=key, **fields)
         assert (path, refused.status, refused.body["error"]["param"]) == (path, 403, "blocked")
         assert (await admin.get(f"/key/info?key={key}")).body["info"]["blocked"] is True
-    # It may unblock the keys of its own team.
+    # The team admin may unblock the keys of their own team.
     key = (await admin.made("/key/generate", team_id="own"))["token"]
     await admin.made("/key/block", key=key)
     assert (await lead.made("/key/unblock", key=key))["blocked"] is False

@@ -117,7 +117,7 @@ async def test_a_gateway_without_the_model_leaves_the_response_to_a_gateway_that
         received = Told()
         await client.listens(received, "/v1/responses", {**BODY, "stream": True}, until=25)
     async with place.gateway(name="another-gpt-oss") as client:
-        # More attempts than takeovers after crashes are permitted.
+        # The limit of takeovers after crashes does not apply to these attempts.
         with caplog.at_level("DEBUG", "unisono.responses"):
             async with asyncio.timeout(20):
                 while len([each for each in caplog.records if each.message == left]) <= takeover.MAX_TAKEOVERS:

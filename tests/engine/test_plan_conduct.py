@@ -136,7 +136,7 @@ async def test_stored_tokens_of_a_forced_call_are_a_complete_message() -> None:
     assert ENCODING.decode(closed[1].tokens) == S + WEATHER + PARIS + "<|return|>"
 
 
-# Token counts of the chunks in which a backend sends its output.
+# Numbers of tokens per chunk of the backend.
 CHUNKS = (1, 2, 16, 32, 1000)
 UP_TO_HEADER = T + S + FINAL
 # Requests, the outputs of the backend, and the part of each output that counts.

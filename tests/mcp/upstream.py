@@ -45,7 +45,7 @@ def note(line: str) -> None:
 
 
 def build() -> MCPServer:
-    # Without logs: the SDK formats each traceback in colour, which takes a second of processor time.
+    # Logs are off, because the SDK formats each traceback in colour, which takes a second of processor time.
     server = MCPServer("upstream", log_level="CRITICAL")
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=True))

@@ -32,7 +32,7 @@ async def opened(path: Path) -> tuple[SqliteStore, StoredResponse]:
 
 
 def backup(path: Path) -> Path:
-    """Return a copy of the file, as an operator makes it."""
+    """Make a backup of the file as an operator does, and return its path."""
     copy = path.with_name("copy.db")
     with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as target:
         db.backup(target)

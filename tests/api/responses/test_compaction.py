@@ -117,7 +117,7 @@ async def test_a_conversation_continues_from_its_compaction(paths: tuple[str, st
 
 
 RULE = {"role": "developer", "content": "Answer in verse."}
-# The input before the new message; `output` is the output of `/responses/compact`.
+# Functions that turn the output of `/responses/compact` into the input before the new message.
 WAYS: dict[str, Callable[[list[Any]], list[Any]]] = {
     "the output": lambda output: output,
     "only the compaction": lambda output: output[-1:],

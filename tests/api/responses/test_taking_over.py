@@ -1,4 +1,4 @@
-"""Crash count and time without an owner in the record of a background response."""
+"""Record of a background response: its count of crashes, and the time since which it has no owner."""
 
 from __future__ import annotations
 
