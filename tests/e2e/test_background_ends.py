@@ -332,10 +332,13 @@ async def background_records(client: Client) -> list[Json]:
     return [record for record in (await client.get("/v1/requests"))["data"] if record["route"] == "background"]
 
 
-async def test_answer_cancelled_through_another_gateway_is_reported_once_by_its_generator(place: Place) -> None:
+@pytest.mark.parametrize("model", ["gpt-oss", "another-gpt-oss"])
+async def test_answer_cancelled_through_another_gateway_is_reported_once_by_its_generator(
+    place: Place, model: str
+) -> None:
     place.fake.script = Model(delay_s=0.1, words=400).script
     place.lease_s = 10.0
-    async with place.gateway() as generating, place.gateway() as other:
+    async with place.gateway() as generating, place.gateway(model) as other:
         created = await generating.post("/v1/responses", BODY)
         await place.prompted()
         await asyncio.sleep(0.5)

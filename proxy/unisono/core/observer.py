@@ -211,8 +211,9 @@ class GenerationDone:
     `call` for calls that the client runs, `hosted_call` for calls that the gateway runs. `recoveries` are rule names,
     each once; `repairs` are the individual repairs in the emitted part of the answer. `journal` is the journal of the
     stream (`GenerationReport.journal`). If the generation is recorded, `output` contains all items and repairs in
-    order, including those of an earlier interrupted generation. `usage` is None if the generation did not complete;
-    `usage_so_far` is then the usage until the generation ended.
+    order, including those of an earlier interrupted generation. `cut_off` is the item inside which the answer ended; it
+    is not part of `output`, because a replay of the journal does not yield it. `usage` is None if the generation did
+    not complete; `usage_so_far` is then the usage until the generation ended.
     """
 
     start: GenerationStarted
@@ -236,6 +237,7 @@ class GenerationDone:
     unmet: str = ""
     journal: Sequence[int] = ()
     output: Sequence[Closed | Repaired] = ()
+    cut_off: Closed | None = None
     usage_so_far: Usage = field(default_factory=Usage)
     cost: int = 0
 

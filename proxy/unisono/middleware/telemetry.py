@@ -187,10 +187,11 @@ class ObservedProgress:
             elif isinstance(event, Closed):
                 self.open_item = None
 
-    def close_open(self) -> None:
-        """Add the item that was open when the answer ended, with its text so far."""
-        if self.open_item is not None and self.open_texts:
-            self.collected.append(Closed(self.open_item, "".join(self.open_texts), complete=False))
+    def cut_off(self) -> Closed | None:
+        """Return the item inside which the answer ended, or None."""
+        if self.open_item is None or not self.open_texts:
+            return None
+        return Closed(self.open_item, "".join(self.open_texts), complete=False)
 
     def collect(self, batch: Sequence[Event]) -> None:
         """Collect the events of a recorded generation."""
@@ -281,7 +282,6 @@ class ObservationGate(Gate):
     def end(self, error: BaseException | None) -> None:
         if self._seen is None:
             return
-        self._seen.close_open()
         outcome, code = outcome_of(error, has_finished=self._seen.finished is not None)
         done = to_done(self._start, self.report, self._seen, outcome, code)
         for observer in self._observers:
@@ -317,6 +317,7 @@ def to_done(
         unmet=report.unmet,
         journal=report.journal,
         output=seen.collected,
+        cut_off=seen.cut_off(),
         usage_so_far=facts.usage if finished is None else finished.usage,
         cost=facts.cost,
     )

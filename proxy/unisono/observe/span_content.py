@@ -42,7 +42,8 @@ def content_of(done: GenerationDone, max_bytes: int) -> Mapping[str, str]:
     messages = [message for item in conversation.items if (message := _message(item, longest)) is not None]
     if conversation.prefill:
         messages.append({"role": "assistant", "parts": [_text(conversation.prefill, longest)]})
-    parts = [part for event in done.output if isinstance(event, Closed) and (part := _output_part(event, longest))]
+    closed = [event for event in (*done.output, done.cut_off) if isinstance(event, Closed)]
+    parts = [part for event in closed if (part := _output_part(event, longest))]
     answer = [{"role": "assistant", "parts": parts, "finish_reason": done.finish or "error"}]
     found = {"gen_ai.input.messages": _fitting(messages, max_bytes), "gen_ai.output.messages": _json(answer)}
     return found | ({"gen_ai.system_instructions": _json(instructions)} if instructions else {})

@@ -190,7 +190,8 @@ class Takeover:
             if not (counted and await self._leave(background_run, response, lease, failure)):
                 # If the lookup of the caller fails because the store does not answer, the response is still unchanged.
                 # Another takeover then charges its tokens.
-                await self._fail(background_run, response, lease, _interruption(failure) if counted else None, tokens)
+                end = _interruption(failure) if counted else None
+                await self._fail(background_run, response, lease, end, tokens, has_owner=has_owner)
             return None
         record = counted_response if counted else response
         return BackgroundJob(
@@ -231,10 +232,13 @@ class Takeover:
         lease: Lease,
         error: UnisonoError | None,
         tokens: Tokens,
+        *,
+        has_owner: bool,
     ) -> None:
         """End a response that cannot continue, and charge and record its logged tokens.
 
-        If `error` is None, the response is cancelled.
+        If `error` is None, the response is cancelled. With `has_owner`, the process that generates the response writes
+        the record.
         """
         deps = self._deps
         caller = await deps.caller_of(background_run.tenant, key_of(response))
@@ -242,16 +246,10 @@ class Takeover:
         charged = NO_TOKEN_USAGE
         if tokens:
             charged = deps.charge_journal(caller, response.model, background_run.response, tokens)
-        record = record_of_answer(
-            request_id_of(response),
-            BACKGROUND,
-            caller,
-            response.model,
-            (),
-            at=deps.clock(),
-            error="" if error is None else error.code,
-        )
-        deps.record(record._replace(output_tokens=charged.output, cost=charged.cost))
+        if not has_owner:
+            request_id, code = request_id_of(response), "" if error is None else error.code
+            record = record_of_answer(request_id, BACKGROUND, caller, response.model, (), at=deps.clock(), error=code)
+            deps.record(record._replace(output_tokens=charged.output, cost=charged.cost))
         await deps.store.unwatch(background_run)
 
     async def _restore_request(
