@@ -35,6 +35,7 @@ from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
 from unisono.engine.interventions.requirements import UNMET_FORM
+from unisono.engine.journal import generated_in
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest, GenerationStream
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
@@ -139,6 +140,7 @@ async def test_stored_tokens_of_a_forced_call_are_a_complete_message() -> None:
 # Numbers of tokens per chunk of the backend.
 CHUNKS = (1, 2, 16, 32, 1000)
 UP_TO_HEADER = T + S + FINAL
+LATER = T + S + "Hello there.<|start|>user<|message|>" + "word " * 20 + "<|end|>" + S
 # Requests, the outputs of the backend, and the part of each output that counts.
 STOPPED: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[str]]] = {
     "a named tool": (
@@ -161,6 +163,11 @@ STOPPED: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[str]]] = {
         ["<|channel|>analysis<|message|>one two three four five", "It rains.<|return|>"],
         ["<|channel|>analysis<|message|>one two three", "It rains.<|return|>"],
     ),
+    "a text whose meaning a later message decides": (
+        turn(ForcedCalls(frozenset({"now"})), reasoning_budget=2),
+        [LATER + "<|channel|>analysis<|message|>one two three<|end|>", "{}<|call|>"],
+        [LATER + "<|channel|>analysis<|message|>", "{}<|call|>"],
+    ),
 }
 
 
@@ -178,6 +185,30 @@ async def test_tokens_after_an_intervention_do_not_count(
     assert outcome.finished.usage.prompt_tokens == len(outcome.jobs[0].prompt.tokens)
     # The usage of an answer that does not complete is the sum of its attempts.
     assert outcome.report.facts.usage.completion_tokens == sum(lengths)
+    assert generated_in(outcome.report.journal) == sum(lengths)
+
+
+# Outputs whose meaning only their end decides.
+UNDECIDED = {
+    "ended in a message of the user": T + S + "Hello there.<|start|>user<|message|>" + "word " * 50 + "<|return|>",
+    "text without a channel": "Hello there. " + "word " * 50 + "<|return|>",
+}
+LATE_REQUESTS = {"any tool": turn(ForcedCalls(frozenset({"now"}))), "a form": turn(form=CITY_FORM)}
+
+
+@pytest.mark.parametrize("per_chunk", CHUNKS)
+@pytest.mark.parametrize("output", UNDECIDED.values(), ids=UNDECIDED)
+@pytest.mark.parametrize("owed", LATE_REQUESTS.values(), ids=LATE_REQUESTS)
+async def test_tokens_before_a_late_intervention_count(owed: GenerationRequest, output: str, per_chunk: int) -> None:
+    rest = "{}<|call|>" if owed.answer.form is None else PARIS + "<|return|>"
+    lengths = [len(ENCODING.encode_as_server(each)) for each in (output, rest)]
+    limited = replace(owed, answer=replace(owed.answer, max_tokens=sum(lengths)))
+    outcome = await ask([output, rest], limited, per_chunk=per_chunk)
+    assert [job.max_tokens for job in outcome.jobs] == [sum(lengths), lengths[1]]
+    assert outcome.finished.usage.completion_tokens == sum(lengths)
+    assert outcome.report.facts.usage.completion_tokens == sum(lengths)
+    assert sum(step.generated for step in outcome.report.facts.steps) == sum(lengths)
+    assert generated_in(outcome.report.journal) == sum(lengths)
 
 
 async def test_the_answer_ends_if_no_tokens_are_left_for_the_call() -> None:

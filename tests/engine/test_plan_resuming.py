@@ -27,7 +27,7 @@ from tests.engine.planning import (
 from tests.engine.scripted import IDS, TEXT, DeploymentDouble, Line
 from tests.engine.test_plan import CASES, Case, applicable
 from tests.engine.test_resuming import HIDDEN, VISIBLE, bare, flat, outputs, until_stop
-from tests.harmony.fold import check_lifecycle
+from tests.harmony.fold import check_lifecycle, items_of
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, ToolCall
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
@@ -44,7 +44,7 @@ from unisono.engine.deps import EngineDeps
 from unisono.engine.failover_policy import ENDS_EARLY
 from unisono.engine.generation import Engine
 from unisono.engine.interventions.policy import MAX_EDITS
-from unisono.engine.journal import JournalEntry, parts_of
+from unisono.engine.journal import JournalEntry, generated_in, parts_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
 from unisono.errors import BackendUnfit, CannotGoOn
 from unisono.harmony.render import Renderer
@@ -402,3 +402,23 @@ async def test_the_journal_has_removed_and_inserted_tokens() -> None:
     kept_tokens = note["kept"]
     assert isinstance(kept_tokens, int)
     assert second == first + tokens_of(case.outputs[0])[:kept_tokens] + note["moved"]  # type: ignore[operator]
+
+
+async def test_a_journal_without_numbers_of_uncounted_tokens_is_replayed() -> None:
+    case = CASES["named tool, reasoning and answer"]
+    talk = Talk([tokens_of(output) for output in case.outputs], case.turn)
+    whole, report, backend = await talk.ask()
+    # Earlier versions counted all tokens of a journal, and their notes have no such numbers.
+    earlier: list[int] = []
+    for part in parts_of(report.journal):
+        if isinstance(part, JournalEntry):
+            earlier += JournalEntry({key: part.value[key] for key in ("kept", "moved")}).numbers()
+        elif isinstance(part, Sequence):
+            earlier += part
+    assert generated_in(earlier) == generated_in(report.journal) + 1
+    for journal in (list(report.journal), earlier):
+        batches, after, _ = await talk.ask(journal, at=len(backend.jobs))
+        [*_, last] = flat(batches)
+        assert isinstance(last, Finished)
+        assert items_of(flat(batches)) == items_of(flat(whole))
+        assert (list(after.journal), last.usage.completion_tokens) == (journal, generated_in(journal))

@@ -31,6 +31,8 @@ FIRST_MARK: Final = 0xFFFF_FFF0
 NOTE: Final = FIRST_MARK + 8
 # key of a note that holds data of the component that started the request; this note does not affect the answer
 NOTED: Final = "noted"
+# key of a note about an edit: how many tokens between this note and the previous one do not count as output
+UNCOUNTED: Final = "uncounted"
 # A journal number holds this many bytes of a note. With three bytes, the number is always below `FIRST_MARK`.
 BYTES_PER_NUMBER: Final = 3
 
@@ -210,11 +212,19 @@ class JournalWriter:
 
 
 def generated_in(journal: Sequence[int]) -> int:
-    """Return the number of tokens in a journal, without marks and notes.
+    """Return the number of tokens in a journal that count as output.
 
     Raises StoreUnreadable if a note is damaged.
     """
-    return sum(len(part) for part in parts_of(journal) if isinstance(part, Sequence))
+    return sum(map(_counted_in, parts_of(journal)))
+
+
+def _counted_in(part: Part) -> int:
+    """Return the number by which a part of a journal changes the number of output tokens."""
+    if isinstance(part, JournalEntry):
+        uncounted = part.value.get(UNCOUNTED)
+        return -uncounted if isinstance(uncounted, int) else 0
+    return len(part) if isinstance(part, Sequence) else 0
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:

@@ -18,7 +18,7 @@ from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.prompt_edit import PromptEdit
 from unisono.engine.interventions.reasoning_budget import ReadingLimits
-from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
+from unisono.engine.journal import NOTED, UNCOUNTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.channel_router import HarmonyRouter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -113,7 +113,7 @@ class Transcript:
                 # A replay needs the token that exceeds the budget.
                 journal.append(rest[0])
                 self.router.count(1)
-                self._uncount(1)
+                self.uncount(1)
                 rest = rest[1:]
                 break
             size = len(rest) if is_naming else limits.portion(rest, read)
@@ -159,13 +159,15 @@ class Transcript:
         stopped = self.router.stopped
         if stopped is None or self.controller.step.pending is not None:
             return
+        # The router may read a token of the body before it stops at the header. A replay needs this token. All tokens
+        # count before the decision to stop, which comes long after the header if the message was read as a whole.
+        if stopped.text is None and not stopped.is_whole:
+            self.uncount(self.journal.tail_length - unread - stopped.end)
         self._discard(unread)
         self.controller.handle_stop(stopped)
-        # The router may read a token of the body before it stops at the header. A replay needs this token.
-        if stopped.text is None:
-            self._uncount(self.journal.tail_length - stopped.end)
 
-    def _uncount(self, tokens: int) -> None:
+    def uncount(self, tokens: int) -> None:
+        """Exclude `tokens` tokens of the journal from the output; negative to include tokens again."""
         self.router.counter.corrections -= tokens
         self.journal.uncounted += tokens
 
@@ -233,6 +235,8 @@ class Transcript:
         value: dict[str, Json] = {MOVED: [*remaining[edit.position :], *added], "kept": edit.position}
         if edit.ended is not None:
             value["ended"] = edit.ended.value
+        if self.journal.uncounted:
+            value[UNCOUNTED] = self.journal.uncounted
         self.add_entry(JournalEntry(value), tail)
 
     # -- continuation after a failed backend
@@ -293,6 +297,9 @@ def replay_entry(transcript: Transcript, entry: JournalEntry) -> list[Event] | N
         return None
     ended = entry.value.get("ended")
     events = transcript.end_generation(FinishReason(ended)) if isinstance(ended, str) else []
+    # Earlier versions counted other tokens.
+    uncounted = entry.value.get(UNCOUNTED)
+    transcript.uncount((uncounted if isinstance(uncounted, int) else 0) - transcript.journal.uncounted)
     return events + (transcript.apply_edit() if transcript.controller.step.pending is not None else [])
 
 

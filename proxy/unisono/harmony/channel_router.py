@@ -266,7 +266,8 @@ class HarmonyRouter:
                         self.stopped = opened.stopped_at_blanks(self._encoding)
                 case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
-                        self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
+                        at, whole = (part.start, part.end, part.end), part.is_whole
+                        self.stopped = Stopped(part.header, part.tokens, *at, is_whole=whole)
                     else:
                         header = self.counter.header(part) if self.counter.canonical else part.tokens
                         self._open = self._factory.open(part, header, events)

@@ -111,3 +111,5 @@ class Stopped:
     is_complete: bool = False
     # True if a part of the message was emitted to the client.
     is_emitted: bool = False
+    # True if reading stopped before a message that repair had read as a whole, as `OpenPart.is_whole`.
+    is_whole: bool = False
