@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.contract.state import response, said
+from tests.contract.state import response
 from unisono.core.state_store import StoredResponse
 from unisono.errors import StoreUnavailable
 from unisono.store.health_monitor import Upkeep
 from unisono.store.sqlite import SqliteStore
-from unisono.store.sqlite.opened_file import FOREIGN, MISSING
+from unisono.store.sqlite.opened_file import LOG_LOST, MISSING, REPLACED
 from unisono.store.sqlite.sqlite_errors import DAMAGED
 
 FILES = ("state.db", "state.db-wal", "state.db-shm")
@@ -45,16 +46,20 @@ def stored_ids(path: Path) -> set[str]:
         return {row[0] for row in db.execute("SELECT id FROM responses")}
 
 
+async def refuses(store: SqliteStore, reason: str) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=f"^{reason}$"):
+            await store.create("ann", response())
+        with pytest.raises(StoreUnavailable, match=f"^{reason}$"):
+            await store.check()
+
+
 async def test_writes_are_refused_while_the_file_is_missing(tmp_path: Path) -> None:
     store, stored = await opened(tmp_path / "state.db")
     (tmp_path / "away").mkdir()
     for name in FILES:
         (tmp_path / name).rename(tmp_path / "away" / name)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable, match=MISSING):
-            await store.create("ann", response())
-        with pytest.raises(StoreUnavailable, match=MISSING):
-            await store.check()
+    await refuses(store, MISSING)
     assert not (tmp_path / "state.db").exists()
     assert await store.responses("ann", [stored.id]) == (stored,)
     for name in FILES:
@@ -66,63 +71,86 @@ async def test_writes_are_refused_while_the_file_is_missing(tmp_path: Path) -> N
     assert stored_ids(tmp_path / "state.db") == {stored.id, later.id}
 
 
+@pytest.mark.parametrize("is_linked", [False, True], ids=["file", "symbolic link"])
+@pytest.mark.parametrize("content", ["empty", "backup"])
+async def test_writes_are_refused_until_a_replaced_file_is_back(tmp_path: Path, content: str, is_linked: bool) -> None:
+    real, former = tmp_path / "state.db", tmp_path / "former.db"
+    path = real
+    if is_linked:
+        path = tmp_path / "link.db"
+        path.symlink_to(real)
+    store, stored = await opened(path)
+    copy = backup(path)
+    early = response()
+    await store.create("ann", early)
+    real.rename(former)
+    if content == "backup":
+        copy.rename(real)
+    else:
+        real.touch()
+    before = real.read_bytes()
+    await refuses(store, REPLACED)
+    assert await store.responses("ann", [stored.id, early.id]) == (stored, early)
+    assert real.read_bytes() == before
+    former.rename(real)
+    await store.check()
+    later = response()
+    await store.create("ann", later)
+    # A killed process leaves the file and its log as they are now.
+    (tmp_path / "killed").mkdir()
+    for name in FILES:
+        shutil.copy(tmp_path / name, tmp_path / "killed" / name)
+    assert stored_ids(tmp_path / "killed" / "state.db") == {stored.id, early.id, later.id}
+    await store.aclose()
+    assert stored_ids(path) == {stored.id, early.id, later.id}
+
+
+@pytest.mark.parametrize("is_opened", [False, True], ids=["the log is deleted", "another file is opened"])
+async def test_writes_are_refused_after_the_log_is_lost(tmp_path: Path, is_opened: bool) -> None:
+    path = tmp_path / "state.db"
+    store, stored = await opened(path)
+    if is_opened:
+        path.rename(tmp_path / "former.db")
+        another = SqliteStore(path)
+        await another.start()
+        await another.aclose()
+        await refuses(store, REPLACED)
+        (tmp_path / "former.db").rename(path)
+    else:
+        (tmp_path / "state.db-wal").unlink()
+    await refuses(store, LOG_LOST)
+    await store.aclose()
+    store = SqliteStore(path)
+    await store.start()
+    later = response()
+    await store.create("ann", later)
+    await store.aclose()
+    # SQLite has discarded the content of the log if it has opened another file beside it.
+    assert stored_ids(path) == ({later.id} if is_opened else {stored.id, later.id})
+
+
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the former file is lost", "the former file is kept"])
-async def test_a_backup_that_replaces_the_file_is_opened(tmp_path: Path, is_kept: bool) -> None:
+async def test_a_replacing_file_is_not_changed_at_the_end_of_the_process(tmp_path: Path, is_kept: bool) -> None:
     path, former = tmp_path / "state.db", tmp_path / "former.db"
     store, stored = await opened(path)
-    other, early = await opened(path)
     copy = backup(path)
-    lost = [response(input=(said("x" * 5000),)) for _ in range(20)]
-    for each in lost:
-        await store.create("ann", each)
+    lost = response()
+    await store.create("ann", lost)
     if is_kept:
         path.rename(former)
     copy.rename(path)
-    await store.check()
-    assert await store.responses("ann", [stored.id, lost[0].id]) == (stored, None)
-    later, latest = response(), response()
-    await store.create("ann", later)
-    await other.create("ann", latest)
-    assert await store.responses("ann", [latest.id]) == (latest,)
     await store.aclose()
-    await other.aclose()
-    assert stored_ids(path) == {stored.id, early.id, later.id, latest.id}
+    log, shared = (tmp_path / name for name in FILES[1:])
+    shared.unlink()
     if is_kept:
-        assert stored_ids(former) == {stored.id, early.id, *(each.id for each in lost)}
-
-
-async def test_a_file_of_another_store_is_not_used(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    store, stored = await opened(path)
-    path.rename(tmp_path / "former.db")
-    path.touch()
-    for content in ("empty", "another salt"):
-        if content == "another salt":
-            another = SqliteStore(path)
-            await another.start()
-            await another.secret("salt", b"2")
-            await another.aclose()
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match=FOREIGN):
-                await store.check()
-        assert await store.responses("ann", [stored.id]) == (stored,)
-    (tmp_path / "former.db").rename(path)
-    await store.check()
-    await store.aclose()
+        log.rename(tmp_path / "former.db-wal")
+        assert stored_ids(former) == {stored.id, lost.id}
+    else:
+        log.unlink()
     assert stored_ids(path) == {stored.id}
 
 
-async def test_a_backup_before_the_end_of_the_process_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    store, stored = await opened(path)
-    copy = backup(path)
-    await store.create("ann", response())
-    copy.rename(path)
-    await store.aclose()
-    assert stored_ids(path) == {stored.id}
-
-
-async def test_a_damaged_file_is_reported_once_until_it_is_replaced(
+async def test_a_damaged_file_is_reported_once_until_the_end_of_the_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "state.db"
@@ -148,13 +176,16 @@ async def test_a_damaged_file_is_reported_once_until_it_is_replaced(
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert monitor.reason == "store_unavailable"
-        copy.rename(path)
-        async with asyncio.timeout(10):
-            while monitor.reason:
-                await asyncio.sleep(0.01)
-        assert await store.key("key_1") is None
     finally:
         await monitor.aclose()
+    for name in FILES[1:]:
+        (tmp_path / name).unlink(missing_ok=True)
+    copy.rename(path)
+    store = SqliteStore(path)
+    await store.start()
+    await store.check()
+    assert await store.key("key_1") is None
+    await store.aclose()
     [error] = [record for record in caplog.records if record.levelname == "ERROR"]
     assert error.__dict__["reason"] == DAMAGED
     assert "malformed" in error.__dict__["cause"]

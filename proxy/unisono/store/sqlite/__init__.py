@@ -90,7 +90,7 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         self._upkeep = FileUpkeep()
         # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
-        # Error that shows that the opened file is damaged, or None. A trial write may succeed in a damaged file.
+        # Error that shows damage of the file, until the end of the process. A trial write may succeed nevertheless.
         self._damage: sqlite3.Error | None = None
         self._waiting = Waiting()
 
@@ -100,7 +100,8 @@ class SqliteStore(SqliteAccess, SqliteRecords):
             if self._path is None:
                 self._db = await loop.run_in_executor(self._worker, connect, None)
             else:
-                self._use(await loop.run_in_executor(self._worker, open_file, self._path))
+                file = await loop.run_in_executor(self._worker, open_file, self._path)
+                self._file, self._db, self._reading_db = file, file.writer, file.reader
                 self._reading_worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store-reads")
         except StoreUnavailable as error:
             if not self._may_use_memory or not is_unwritable(error):
@@ -121,28 +122,18 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         db, file = await loop.run_in_executor(self._worker, self._forget)
         if file is not None:
             await loop.run_in_executor(self._reading_worker, file.reader.close)
-            await loop.run_in_executor(self._worker, file.close_writer)
+            await loop.run_in_executor(self._worker, file.writer.close)
         elif db is not None:
             await loop.run_in_executor(self._worker, db.close)
-
-    def _use(self, file: OpenedFile) -> None:
-        self._file, self._db, self._reading_db, self._damage = file, file.writer, file.reader, None
 
     def _forget(self) -> tuple[sqlite3.Connection | None, OpenedFile | None]:
         """Refuse further operations; return the connections to close.
 
-        Runs on the writing thread, because a write in progress may open the file again.
+        Runs on the writing thread, so that no write is in progress.
         """
         opened = self._db, self._file
         self._db = self._reading_db = self._file = None
         return opened
-
-    def _check_file(self) -> None:
-        """Open the file again if it was replaced. Raises `StoreUnavailable` if it was deleted."""
-        file = self._file
-        if file is not None and file.is_replaced:
-            self._use(file.reopened())
-            self._reading_worker.submit(file.reader.close)
 
     async def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         if self._is_in_memory:
@@ -151,7 +142,8 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         asked_s = time.monotonic()
 
         def act() -> T:
-            self._check_file()
+            if self._file is not None:
+                self._file.check()
             with self._lock_timeout(asked_s):
                 return self._run_transaction(self._db, True, work, *args, **named)
 

@@ -6,93 +6,54 @@ start.
 
 from __future__ import annotations
 
-import logging
 import sqlite3
-from contextlib import closing, suppress
 from pathlib import Path
 
 from unisono.core.frozen import dataclass
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite.connection import connect, connect_reader
-from unisono.store.sqlite.disk_space import TRIAL
 
 MISSING = (
     "the file of the store was deleted or moved while the gateway was running; move it back, or restart the gateway "
     "to begin with a new file"
 )
-FOREIGN = (
-    "the file of the store was replaced by a file that does not contain this store; move the former file or a backup "
-    "back, or restart the gateway to use the new file"
+REPLACED = (
+    "the file of the store was replaced while the gateway was running; move the former file back, or stop the gateway, "
+    "remove the files of the store that end in -wal and -shm, and restart the gateway to use the new file"
 )
-SECRETS = "SELECT name, value FROM secrets WHERE name <> ?"
-
-log = logging.getLogger("unisono.store")
+LOG_LOST = (
+    "the write-ahead log of the store was deleted or replaced while the gateway was running, and the last writes may "
+    "be lost; restart the gateway, or restore a backup"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """Connections to the file at `path`.
+    """Connections to the file at `path`, whose write-ahead log is at `log`.
 
-    `inode` and `wal_inode` identify the file and its write-ahead log. Each is None if the file did not exist directly
-    after the connections were opened.
+    `inode` and `log_inode` identify these two files.
     """
 
     path: Path
+    log: Path
     writer: sqlite3.Connection
     reader: sqlite3.Connection
     inode: tuple[int, int] | None
-    wal_inode: tuple[int, int] | None
+    log_inode: tuple[int, int] | None
 
-    @property
-    def is_replaced(self) -> bool:
-        """True if `path` now names a different file than the opened one.
+    def check(self) -> None:
+        """Raise `StoreUnavailable` unless the opened file and its log are in their places.
 
-        Raises `StoreUnavailable` if `path` does not exist or cannot be accessed.
+        Neither of them is changed. If the file is moved back, work therefore continues.
         """
         inode = _inode(self.path)
         if inode is None:
             raise StoreUnavailable(MISSING)
-        return inode != self.inode
-
-    def close_writer(self) -> None:
-        """Close the writer. If the file was replaced, remove its write-ahead log."""
-        with suppress(StoreUnavailable):
-            if self.is_replaced:
-                self._remove_log()
-        self.writer.close()
-
-    def reopened(self) -> OpenedFile:
-        """Open the file that has replaced this one, and close the writer.
-
-        Raises `StoreUnavailable` if the new file contains another store. This file then remains open.
-        """
-        self._remove_log()
-        try:
-            secrets = self.writer.execute(SECRETS, (TRIAL,)).fetchall()
-            with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as db:
-                found = db.execute(SECRETS, (TRIAL,)).fetchall()
-        except sqlite3.Error as error:
-            raise StoreUnavailable(FOREIGN) from error
-        # The keys in the file are useless without the salt that this process uses.
-        if not set(secrets) <= set(found):
-            raise StoreUnavailable(FOREIGN)
-        opened = open_file(self.path)
-        self.writer.close()
-        log.warning("the file of the store was replaced; the gateway has opened the new file")
-        return opened
-
-    def _remove_log(self) -> None:
-        """Remove the write-ahead log of a file that was replaced.
-
-        SQLite would apply this log to the new file.
-        """
-        # If the former file still exists under another name, this moves its last writes from the log into the file.
-        with suppress(sqlite3.Error):
-            self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        if self.wal_inode is not None and _inode(_wal(self.path)) == self.wal_inode:
-            for suffix in ("-wal", "-shm"):
-                with suppress(OSError):
-                    Path(f"{self.path}{suffix}").unlink()
+        if inode != self.inode:
+            raise StoreUnavailable(REPLACED)
+        # Another process may have opened a file that was in this place meanwhile. SQLite then removes the log.
+        if _inode(self.log) != self.log_inode:
+            raise StoreUnavailable(LOG_LOST)
 
 
 def open_file(path: Path) -> OpenedFile:
@@ -100,14 +61,12 @@ def open_file(path: Path) -> OpenedFile:
     writer = connect(path)
     try:
         path = path.expanduser().absolute()
-        return OpenedFile(path, writer, connect_reader(path), _inode(path), _inode(_wal(path)))
+        # SQLite puts the log beside the target of a symbolic link.
+        log = Path(f"{path.resolve()}-wal")
+        return OpenedFile(path, log, writer, connect_reader(path), _inode(path), _inode(log))
     except StoreUnavailable:
         writer.close()
         raise
-
-
-def _wal(path: Path) -> Path:
-    return Path(f"{path}-wal")
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

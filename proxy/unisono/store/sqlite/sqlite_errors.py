@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite.connection import LOCK_TIMEOUT_S
 
-DAMAGED = "the file of the store is damaged; replace it with a backup"
+DAMAGED = (
+    "the file of the store is damaged; stop the gateway, replace the file with a backup, remove the files of the store "
+    "that end in -wal and -shm, and start the gateway"
+)
 # Messages for callers, by SQLite's primary codes. The error itself is the cause, for the log.
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
