@@ -137,6 +137,23 @@ async def test_keys_are_imported_over_http(admin: AdminClient, tmp_path: Path) -
     assert (invalid.status, invalid.body["error"]["param"]) == (400, "keys")
 
 
+async def test_import_creates_no_team_in_the_tenant_of_other_requests(
+    admin: AdminClient, store_address: str, tmp_path: Path
+) -> None:
+    key = await admin.made("/key/generate")
+    ids = (key["token"], "default", "local")
+    rows = [{"token": token(f"sk-{id}"), "key_alias": f"of {id}", "team_id": id, "user_id": f"user {id}"} for id in ids]
+    results = (await admin.made("/key/import", keys=rows, create_owners=True))["keys"]
+    result = await imported(admin, store_address, tmp_path, json.dumps(rows), "--create-owners")
+    assert result.exit_code == 1
+    for id, found in zip(ids, results, strict=True):
+        problem = f"'team_id': '{id}' is reserved"
+        assert (found["created"], found["error"].startswith(problem)) == (False, True)
+        assert f"of {id}: {problem}" in result.output
+    assert (await admin.get("/team/list")).body == []
+    assert (await admin.get("/user/list")).body["users"] == []
+
+
 async def test_settings_without_effect_here_refuse_their_key_alone(
     admin: AdminClient, store_address: str, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -26,7 +27,7 @@ from unisono.api.admin.key_schema import key_view, team_of
 from unisono.api.admin.roles import PERMISSIONS, Actor, MemberRole, Role, strongest
 from unisono.api.dependencies import check_query, provided
 from unisono.api.route_table import RouteTable, dependency, route_of
-from unisono.core.access import Caller, KeyRecord
+from unisono.core.access import LOCAL_TENANT, MASTER_TENANT, Caller, KeyRecord
 from unisono.core.conversation import Json
 from unisono.core.directory import AuditRecord, DirectoryEntry, EntryKind
 from unisono.core.frozen import dataclass
@@ -37,6 +38,8 @@ from unisono.errors import InvalidRequest, KeyReused, NotAllowed, NotFound, Stor
 ADMIN = RouteTable("admin", prefixes=("",))
 # Maximum number of attempts to change an object that other processes change at the same time.
 MAX_TRIES: Final = 20
+# Tenants that do not belong to a team. A key without a team is a tenant with the id of the key.
+OTHER_TENANTS: Final = re.compile(rf"{MASTER_TENANT}|{LOCAL_TENANT}|key_[0-9a-f]{{24}}")
 
 Item = TypeVar("Item")
 Stored = TypeVar("Stored")
@@ -98,8 +101,15 @@ class Administration:
     def new_entry(self, actor: Actor, kind: EntryKind, id: str, **fields: Any) -> DirectoryEntry:
         """Return a new team, user, end user or budget.
 
-        The entry has its own account, even if a deleted entry had the same id.
+        The entry has its own account, even if a deleted entry had the same id. Raises `InvalidRequest` for a team with
+        the id of another tenant: its keys could read and change everything that this tenant has stored.
         """
+        if kind is EntryKind.TEAM and OTHER_TENANTS.fullmatch(id):
+            raise InvalidRequest(
+                f"'team_id': '{id}' is reserved for requests with the master key, without a key or with a key of this "
+                "id; choose a different id.",
+                param="team_id",
+            )
         now = self.clock()
         return DirectoryEntry(
             kind,

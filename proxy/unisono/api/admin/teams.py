@@ -5,7 +5,6 @@ A team is the tenant of its keys: they share stored state and the limits of the 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from fastapi import Query
@@ -48,13 +47,9 @@ from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.dependencies import ParsedBody
 from unisono.api.route_table import BODY_404_409, READ_404
-from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.conversation import Json
 from unisono.core.directory import DirectoryEntry, EntryKind
 from unisono.errors import InvalidRequest
-
-# Ids of tenants that are not teams. The tenant of a key without a team has the id of the key.
-OTHER_TENANTS = re.compile(rf"{MASTER_TENANT}|{LOCAL_TENANT}|key_[0-9a-f]{{24}}")
 
 
 class DeletedTeams(AnswerModel):
@@ -66,23 +61,9 @@ async def create_team(
     admin: AdminDeps, actor: CurrentActor, body: ParsedBody[NewTeam], idempotency_key: IdempotencyKey = ""
 ) -> Object:
     """Create a team."""
-    _check_new_id(body.team_id or "")
     members = await ensure_users(admin, actor, body.members_with_roles)
     team = await create_entry(admin, actor, EntryKind.TEAM, body, idempotency_key, members)
     return admin.view(team)
-
-
-def _check_new_id(id: str) -> None:
-    """Raise `InvalidRequest` if the id of a new team is reserved for a different tenant.
-
-    Otherwise, the keys of the team could read and change everything that is stored for this tenant.
-    """
-    if OTHER_TENANTS.fullmatch(id):
-        raise InvalidRequest(
-            f"'team_id': '{id}' is reserved for requests with the master key, requests without a key, or the key with "
-            "this id; choose a different id.",
-            param="team_id",
-        )
 
 
 @ADMIN.add("GET", "/team/info", READ_404)
