@@ -464,7 +464,7 @@ async def test_a_marker_in_ordinary_tokens_is_not_sent_to_a_text_backend(text: s
     ids, texts = Talk([spelled(text)]), Talk([spelled(text)], TEXT)
     whole, report = await ids.ask([ids.backend()])
     half = report.journal[: len(spelled(text)) - 3]
-    text_backend, id_backend = texts.backend(), ids.backend()
+    text_backend, id_backend = texts.backend(name="text"), ids.backend()
     first, early = await texts.ask([text_backend], half)
     assert text_backend.jobs == []
     assert early.notes == [ENDS_EARLY]
@@ -578,7 +578,7 @@ async def test_unseen_output_of_a_failed_backend_is_not_journalled() -> None:
             raise BackendUnavailable("gone")
 
     talk = Talk([tokens_of(OTHER)])
-    _, report = await talk.ask([Failing([]), talk.backend()], failover=False)
+    _, report = await talk.ask([Failing([], name="failing"), talk.backend()], failover=False)
     assert (report.failovers, report.journal) == (1, tokens_of(OTHER))
 
 

@@ -157,7 +157,7 @@ CLASSIFIERS = {
     "IPv4Network", "IPv6Network",
 }  # fmt: skip
 # Modules with the rules for addresses.
-ADDRESS_RULES = {f"proxy/unisono/net/{name}.py" for name in ("client_networks", "special_addresses", "ssrf_guard")}
+ADDRESS_RULES = {f"proxy/unisono/net/{name}.py" for name in ("client_addresses", "special_addresses", "ssrf_guard")}
 # Modules that resolve addresses of the configuration: those of backends, and the listen address.
 RESOLVING = {"proxy/unisono/net/connection_pool.py", "proxy/unisono/cli/serve.py"}
 
