@@ -20,7 +20,7 @@ _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 # Minimum length in characters of a value of unknown meaning that is treated as a secret.
 MIN_GUESSED_SECRET_LENGTH = 8
-# Fields with environment variables. Most of their values are no secrets; only long values are treated as secrets.
+# Fields with environment variables. Most of their values are not secrets; only long values are treated as secrets.
 VARIABLES = frozenset({"env", "environment_variables"})
 
 

@@ -90,7 +90,7 @@ class SqliteStore(SqliteAccess, SqliteRecords):
         self._upkeep = FileUpkeep()
         # True if an operation has failed and no check has performed a trial write since then.
         self._failed = False
-        # Error that shows damage of the file, until the end of the process. A trial write may succeed nevertheless.
+        # Last error that showed damage of the file. It is kept, because a trial write can still succeed.
         self._damage: sqlite3.Error | None = None
         self._waiting = Waiting()
 

@@ -44,14 +44,14 @@ class OpenedFile:
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the opened file and its log are in their places.
 
-        Neither of them is changed. If the file is moved back, work therefore continues.
+        The check changes neither file, so operation continues as soon as the opened file is moved back.
         """
         inode = _inode(self.path)
         if inode is None:
             raise StoreUnavailable(MISSING)
         if inode != self.inode:
             raise StoreUnavailable(REPLACED)
-        # Another process may have opened a file that was in this place meanwhile. SQLite then removes the log.
+        # SQLite removes the log if another process opens a different file at this path in the meantime.
         if _inode(self.log) != self.log_inode:
             raise StoreUnavailable(LOG_LOST)
 
