@@ -17,7 +17,6 @@ import orjson
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load, OutputForm
-from unisono.core.lax_numbers import whole_number
 from unisono.core.passthrough_request import (
     TEXT_APIS,
     AnswerBytes,
@@ -28,6 +27,7 @@ from unisono.core.passthrough_request import (
     answers_bytes,
     has_output,
     named,
+    whole_number,
 )
 from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.core.generation import VOCABULARY
-from unisono.core.token_ids import share_ids
+from unisono.core.generation import VOCABULARY, share_ids
 
 
 def test_equal_ids_are_the_same_object() -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from tests.engine.scripted import CONVERSATION, IDS, Line
 from tests.engine.test_resuming import Continuing, tokens_of
 from unisono.core.conversation import Json
-from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import Approval
-from unisono.core.tool_host import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tool_host import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer, UserAnswer
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine

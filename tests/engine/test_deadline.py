@@ -11,7 +11,7 @@ import pytest
 from tests.engine.hosting import ANSWER, SEARCH, Servers, Talk
 from tests.engine.scripted import CONVERSATION, IDS, Line
 from tests.engine.test_resuming import ENCODING, RENDERER, Continuing, tokens_of
-from unisono.core.deadline import Deadline
+from unisono.core.answer_times import Deadline
 from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tool_host import ToolOutcome

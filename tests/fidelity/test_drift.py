@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.generation import Sampling
 from unisono.core.observer import TokenInfluences
 from unisono.core.scoring import TokenScore

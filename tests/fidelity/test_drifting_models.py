@@ -17,7 +17,7 @@ from tests.fakes.language_model import (
     healthy,
 )
 from tests.fidelity import independent_faults
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.generation import END, RETURN
 from unisono.core.scoring import TokenScore
 from unisono.fidelity.drift import DriftDetector, DriftLimits, measure

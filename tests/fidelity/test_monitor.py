@@ -18,7 +18,7 @@ from tests.fakes import FakeVllm
 from tests.fakes.language_model import LanguageModel
 from tests.fidelity.test_compare import sharpened
 from tests.routing.doubles import IDS, Clock, ScriptedBackend
-from unisono.core.fidelity_status import FidelityState
+from unisono.core.deployments import FidelityState
 from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendUnavailable, ConfigError
 from unisono.fidelity.counted_answers import LiveSample

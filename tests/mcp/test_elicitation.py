@@ -9,8 +9,7 @@ import pytest
 
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import SLOW_STDIO, TRANSPORTS, Upstream
-from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
-from unisono.core.tool_host import ToolOutcome
+from unisono.core.tool_host import ToolOutcome, ToolQuestion, UserAction, UserAnswer
 from unisono.mcp import McpHost
 
 # A stateless server cannot ask while a call runs: nothing relates the answer to the call.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from unisono.core.answer_times import GAPS_S, Pace
 from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted
-from unisono.core.token_times import GAPS_S, Pace
 from unisono.core.trace_context import TraceContext
 from unisono.engine.request import (
     GenerationReport,

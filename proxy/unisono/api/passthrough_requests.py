@@ -37,8 +37,14 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Event, Passed
-from unisono.core.lax_numbers import whole_number
-from unisono.core.passthrough_request import GATEWAY_FIELDS, AnswerMode, Api, PassthroughRequest, ServedName
+from unisono.core.passthrough_request import (
+    GATEWAY_FIELDS,
+    AnswerMode,
+    Api,
+    PassthroughRequest,
+    ServedName,
+    whole_number,
+)
 from unisono.engine.request import (
     AnswerOptions,
     BatchStream,

@@ -14,12 +14,11 @@ from unisono.api.gateway_tools import allowed
 from unisono.api.tool_server_rules import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
-from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.lru_cache import RecentEntries
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import Approval, ToolFilter
-from unisono.core.tool_host import LeftOutTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tool_host import LeftOutTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer, UserAnswer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
 # Maximum number of tool lists to remember, of tools in a log line, and of characters of a tool's name. They are limited

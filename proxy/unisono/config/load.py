@@ -37,7 +37,7 @@ from unisono.config.root_config import Config
 from unisono.config.store_settings import StoreSettings
 from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
-from unisono.core.close_matches import close_matches
+from unisono.core.error_texts import close_matches
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 

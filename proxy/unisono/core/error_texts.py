@@ -1,8 +1,9 @@
-"""Error texts that clients match, messages about time limits, and token counts in errors."""
+"""Parts of error texts: texts that clients match, time limits, token counts, similar names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from unisono.core.frozen import dataclass
@@ -93,3 +94,14 @@ def incomplete(timeouts: Timeouts) -> str:
         f"the answer was not complete within its time limit, of which {seconds(timeouts.total_s)} were left for this "
         "attempt; if it needs more time, raise the model's `timeout`"
     )
+
+
+def close_matches(name: str, names: Sequence[str], *, min_similarity: float = 0.6) -> list[str]:
+    """Return up to three of `names` that are similar to `name`, the most similar first.
+
+    `min_similarity` is between 0 and 1, where 1 requires equal names.
+    """
+    # Imported for the first unknown name only; most processes never see one.
+    from difflib import get_close_matches
+
+    return get_close_matches(name, names, cutoff=min_similarity)

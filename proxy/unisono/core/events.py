@@ -16,11 +16,10 @@ from typing import TypeAlias
 
 from unisono.core.conversation import Item as ConversationItem
 from unisono.core.conversation import Json, Phase, Tokens
-from unisono.core.elicitation import ToolQuestion
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tool_host import HostedTool, ToolOutcome
+from unisono.core.tool_host import HostedTool, ToolOutcome, ToolQuestion
 
 
 @dataclass(frozen=True, slots=True)

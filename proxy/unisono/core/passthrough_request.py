@@ -1,12 +1,14 @@
 """Pass-through requests: OpenAI request bodies for non-Harmony models, and their rules.
 
 A `PassthroughRequest` contains the client's body unchanged. Deployments whose backend is a `ports.PassthroughBackend`
-answer such requests. The answer consists of `events.Passed`, which API surfaces emit unchanged.
+answer such requests. The answer consists of `events.Passed`, which API surfaces emit unchanged. `whole_number` reads a
+number of a body as lenient servers do.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
@@ -17,6 +19,7 @@ from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
 from unisono.core.trace_context import TraceContext
+from unisono.errors import InvalidRequest
 
 
 class Api(StrEnum):
@@ -296,3 +299,25 @@ class PassthroughJob:
     request_id: str = ""
     trace: TraceContext | None = None
     upload: Upload | None = None
+
+
+# Texts that Pydantic reads as an integer, unless its strict mode is on. vLLM and SGLang read bodies in this way.
+WHOLE: Final = re.compile(r"\s*([+-]?\d{1,30}(?:_\d{1,30})*)(?:\.0*)?\s*", re.ASCII)
+# Maximum number of characters of a number that is sent as a string.
+MAX_NUMBER_LENGTH: Final = 100
+
+
+def whole_number(body: Mapping[str, Json], name: str) -> int | None:
+    """Return the number in the field `name`; None if the field is missing or null.
+
+    Servers also accept a whole number as a float or a string. Raises InvalidRequest for any other value, because a
+    server might read it as a number that the reservation does not include.
+    """
+    value = body.get(name)
+    if value is None or isinstance(value, int):
+        return None if value is None else int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and (found := WHOLE.fullmatch(value)) and len(value) <= MAX_NUMBER_LENGTH:
+        return int(found[1])
+    raise InvalidRequest(f"Invalid value for '{name}': must be a whole number.", param=name)

@@ -1,4 +1,4 @@
-"""Server tools: tools that the gateway runs on tool servers, and the `ToolHost` protocol.
+"""Server tools: tools that the gateway runs, their questions, and the `ToolHost` protocol.
 
 This module is independent of any wire protocol: the engine passes a tool's name and arguments to the host, which runs
 the tool and returns text. If a tool or its server fails during a call, the error is an outcome: the model reads it and
@@ -16,10 +16,45 @@ from hashlib import sha256
 from typing import Final, Protocol, TypeAlias
 
 from unisono.core.conversation import FunctionTool, Json, Tokens
-from unisono.core.elicitation import ToolQuestion, UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_approvals import Approval, ToolFilter
+
+
+class UserAction(StrEnum):
+    """Reaction of the user to a question of a tool: an answer, a refusal, or neither."""
+
+    ACCEPT = "accept"
+    DECLINE = "decline"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuestion:
+    """Question of a tool to the user.
+
+    The answer must match the JSON Schema `schema`. If `url` is not empty, the user has to visit this page instead.
+    `state` is sent back when the call is repeated with the answer; only the tool host interprets it.
+    """
+
+    message: str
+    schema: Mapping[str, Json] = field(default_factory=dict)
+    url: str = ""
+    state: Json = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserAnswer:
+    """Answer of the user to a question.
+
+    `content` is the content of the answer, which must match the schema of the question. `state` is the `state` of the
+    question.
+    """
+
+    action: UserAction
+    content: Json = None
+    state: Json = None
+
 
 # Names of server tools in prompts. A name may have at most 64 characters: letters, digits, `_` and `-`.
 #

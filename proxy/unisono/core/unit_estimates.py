@@ -7,8 +7,7 @@ from typing import Final
 
 from unisono.core.billed_units import MAX_UNITS, BilledUnits
 from unisono.core.conversation import Json
-from unisono.core.lax_numbers import whole_number
-from unisono.core.passthrough_request import UPLOAD_APIS, Api
+from unisono.core.passthrough_request import UPLOAD_APIS, Api, whole_number
 
 # Assumed bytes per second of audio if the server reports no duration: MP3 at 128 kbit/s.
 AUDIO_BYTES_PER_SECOND: Final = 16_000

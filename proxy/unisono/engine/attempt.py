@@ -16,7 +16,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Final
 
-from unisono.core.deadline import Deadline
+from unisono.core.answer_times import Deadline, Pace
 from unisono.core.error_texts import seconds
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, Timeouts
 from unisono.core.observer import SlotWait, StepDone
@@ -28,7 +28,6 @@ from unisono.core.route_protocol import (
     Slot,
     count_failovers,
 )
-from unisono.core.token_times import Pace
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover_policy import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
 from unisono.engine.request import GenerationReport, GenerationRequest

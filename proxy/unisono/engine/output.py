@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
-from unisono.core.generation import FinishReason, Usage
+from unisono.core.generation import FinishReason, Usage, share_ids
 from unisono.core.ports import Violation
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import requirements_of

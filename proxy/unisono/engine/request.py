@@ -10,10 +10,9 @@ from time import monotonic
 from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
+from unisono.core.answer_times import Deadline
 from unisono.core.choice_group import ChoiceGroup
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
-from unisono.core.deadline import Deadline
-from unisono.core.elicitation import UserAnswer
 from unisono.core.events import Event
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
@@ -21,7 +20,7 @@ from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
 from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
-from unisono.core.tool_host import ToolSearch, ToolServer
+from unisono.core.tool_host import ToolSearch, ToolServer, UserAnswer
 from unisono.core.trace_context import TraceContext
 
 

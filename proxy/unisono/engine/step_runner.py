@@ -18,6 +18,7 @@ from functools import partial
 from time import monotonic
 from typing import Final, TypeAlias, TypeVar
 
+from unisono.core.answer_times import Pace
 from unisono.core.conversation import Tokens
 from unisono.core.events import Delta, Event
 from unisono.core.generation import (
@@ -30,7 +31,6 @@ from unisono.core.generation import (
     Prompt,
 )
 from unisono.core.route_protocol import Slot
-from unisono.core.token_times import Pace
 from unisono.engine.abilities import check_abilities, logprob_recorder
 from unisono.engine.attempt import (
     LONG_MESSAGE_TOKENS,

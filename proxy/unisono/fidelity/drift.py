@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from math import sqrt
 from typing import Final
 
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.fidelity.comparison import Scores, agrees
 from unisono.fidelity.statistics import divergence

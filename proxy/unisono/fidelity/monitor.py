@@ -19,7 +19,7 @@ from typing import Final, Protocol, cast
 
 from unisono.core.alerts import Alert, AlertSink
 from unisono.core.conversation import Json
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, OutputForm, Prompt, Sampling, Timeouts
 from unisono.core.ports import Backend

@@ -37,9 +37,8 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, share_ids
 from unisono.core.lru_cache import LruCache
-from unisono.core.token_ids import share_ids
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise

@@ -21,10 +21,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 from pydantic import TypeAdapter, ValidationError
 
-from unisono.core.elicitation import UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tool_host import HostedTool, Progress, ToolOutcome, ToolServer
+from unisono.core.tool_host import HostedTool, Progress, ToolOutcome, ToolServer, UserAnswer
 from unisono.core.trace_context import DOING, TraceContext
 from unisono.errors import ToolServerError, ToolServerProtocolError
 from unisono.mcp.connection_errors import credentials_error

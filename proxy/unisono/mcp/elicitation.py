@@ -18,8 +18,7 @@ from mcp_types import ElicitRequest, ElicitRequestURLParams, ElicitResult, Input
 from pydantic import ValidationError
 
 from unisono.core.conversation import Json
-from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
-from unisono.core.tool_host import ToolOutcome
+from unisono.core.tool_host import ToolOutcome, ToolQuestion, UserAction, UserAnswer
 
 # Maximum number of questions of one call. A server could otherwise ask forever.
 MAX_QUESTIONS: Final = 16

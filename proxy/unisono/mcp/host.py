@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from unisono.core.elicitation import UserAnswer
 from unisono.core.error_texts import seconds
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.core.tool_host import (
@@ -29,6 +28,7 @@ from unisono.core.tool_host import (
     ToolOutcome,
     ToolServer,
     ToolTransport,
+    UserAnswer,
 )
 from unisono.errors import (
     InvalidRequest,

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from unisono.core.token_times import GAPS_S
+from unisono.core.answer_times import GAPS_S
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
 

@@ -19,8 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from unisono.core.answer_faults import faults_by_deployment
-from unisono.core.deployments import DeploymentState
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import DeploymentState, FidelityState, FidelityStatus
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, StepDone
 from unisono.core.request_record import RequestRecord
 from unisono.observe.genai_metrics import GenAiMetrics

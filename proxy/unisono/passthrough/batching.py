@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
+from unisono.core.answer_times import Deadline
 from unisono.core.conversation import Json, Phase
-from unisono.core.deadline import Deadline
 from unisono.core.events import Closed, Event, Finished, Passed, Text
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Usage

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from unisono.core.deadline import Deadline
+from unisono.core.answer_times import Deadline
 from unisono.core.events import Event
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from time import monotonic
 
+from unisono.core.answer_times import Pace
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
 from unisono.core.observer import StepDone
@@ -25,7 +26,6 @@ from unisono.core.passthrough_request import (
     starred,
 )
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
-from unisono.core.token_times import Pace
 from unisono.engine.attempt import SlotSession
 from unisono.engine.failover_policy import Progress
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest

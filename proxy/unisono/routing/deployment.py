@@ -14,8 +14,8 @@ from math import inf
 from random import uniform
 from typing import cast
 
+from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.error_texts import seconds
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Capabilities, Load
 from unisono.core.ports import Backend, Endpoint, PassthroughBackend

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 
-from unisono.core.deployments import DeploymentState
-from unisono.core.fidelity_status import FidelityState, FidelityStatus
+from unisono.core.deployments import DeploymentState, FidelityState, FidelityStatus
 from unisono.core.frozen import dataclass
 from unisono.core.probe import MEANINGS
 from unisono.errors import BackendUnfit

@@ -25,9 +25,8 @@ from unisono.core.conversation import (
     Item,
     ToolResult,
 )
-from unisono.core.elicitation import ToolQuestion
 from unisono.core.state_store import StoredItem
-from unisono.core.tool_host import ToolNames
+from unisono.core.tool_host import ToolNames, ToolQuestion
 from unisono.errors import InvalidRequest
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")

@@ -67,7 +67,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.elicitation import ToolQuestion
+from unisono.core.tool_host import ToolQuestion
 from unisono.errors import InvalidRequest, NotFound
 from unisono.schemas import check, violation
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
-from unisono.core.close_matches import close_matches
 from unisono.core.conversation import Tokens
+from unisono.core.error_texts import close_matches
 from unisono.core.frozen import dataclass
 from unisono.core.generation import (
     ALL_STOP_TOKENS,

@@ -13,11 +13,10 @@ from hashlib import sha256
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import Conversation, Item, Json, ToolResult
-from unisono.core.elicitation import ToolQuestion
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments, read_arguments
-from unisono.core.tool_host import SEARCH_LABEL, ServerToolCall, ToolOutcome, found_names
+from unisono.core.tool_host import SEARCH_LABEL, ServerToolCall, ToolOutcome, ToolQuestion, found_names
 from unisono.engine.server_tools.call_verdicts import (
     ASK,
     MAX_CALLS,

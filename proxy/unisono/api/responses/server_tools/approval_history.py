@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Json, ToolResult
-from unisono.core.elicitation import ToolQuestion, UserAction, UserAnswer
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
+from unisono.core.tool_host import ToolQuestion, UserAction, UserAnswer
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 
