@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.generation import TokenLogprob
-from unisono.harmony.body_text import TableBodyText
 from unisono.harmony.encoding import load_encoding
+from unisono.harmony.item_reader import TableBodyText
 
 ENCODING = load_encoding()
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from unisono.core.generation import FIRST_SPECIAL
-from unisono.harmony.body_text import TableBodyText
 from unisono.harmony.encoding import load_encoding
+from unisono.harmony.item_reader import TableBodyText
 from unisono.harmony.library_parser import LibraryBodyText
 
 ENCODING = load_encoding()

@@ -17,8 +17,8 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate_protocol import BodyPart, ClosedPart, Gate, Legal, OpenPart, Stopped
 from unisono.harmony.header import Header
 from unisono.harmony.item_reader import ItemFactory, ItemReader
+from unisono.harmony.max_tokens import TokenCounter
 from unisono.harmony.repair import Repair
-from unisono.harmony.token_counter import TokenCounter
 from unisono.harmony.tool_declarations import ToolSet
 
 
