@@ -23,7 +23,7 @@ from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import GenerationRequest, RequestOrigin
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding
-from unisono.routing.retry_budget import RESERVE, RESERVE_S, SHARE
+from unisono.routing.retries import RESERVE, RESERVE_S, SHARE
 
 WORDS = "one two three four five six seven eight nine ten"
 ANSWER = load_encoding().encode_marked(f"<|channel|>final<|message|>{WORDS}<|return|>")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.routing.retry_budget import RetryBudget
+from unisono.routing.retries import RetryBudget
 
 
 def test_retries_add_a_tenth_to_the_load_if_all_requests_fail() -> None:

@@ -29,7 +29,7 @@ from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.deployment_choice import Rank, SelectionRequest
 from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_slot import HeldSlot
-from unisono.routing.retry_pauses import MAX_RETRY_AFTER_S, retry_pause_s
+from unisono.routing.retries import MAX_RETRY_AFTER_S, retry_pause_s
 from unisono.routing.unable_deployments import unable_mask
 
 # Maximum number of failed attempts of an answer that a client is already reading. The limit stops an answer that kills

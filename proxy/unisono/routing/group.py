@@ -23,7 +23,7 @@ from unisono.routing.hedge import HedgeBudget, HedgeRules
 from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.quality import QualityLevel, quality_of
 from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
-from unisono.routing.retry_budget import RetryBudget
+from unisono.routing.retries import RetryBudget
 from unisono.routing.selector import Selector
 from unisono.routing.tags import TagRules
 

@@ -1,4 +1,4 @@
-"""Retry budget of a group of deployments. Pure: the clock is an argument.
+"""Retries of failed deployments: the budget of a group for them, and the pauses before them.
 
 When every deployment is too busy, each retry makes things worse. Retries are paid from a balance to which every request
 adds a tenth of a retry, so retries add at most a tenth to the load. In quiet hours, a reserve pays for retries, so that
@@ -8,6 +8,7 @@ a millisecond, there are never many retries in flight.
 
 from __future__ import annotations
 
+from random import uniform
 from typing import Final
 
 # Number of retries that each request adds to the balance, and so the share that retries may add to the load.
@@ -49,3 +50,26 @@ class RetryBudget:
         if self._balance < RESERVE:
             self._balance = min(RESERVE, self._balance + (now - self._at) * RESERVE / RESERVE_S)
         self._at = now
+
+
+# The same pauses between retries as LiteLLM.
+# Pause before a failed deployment is retried, in seconds; doubles with every failure.
+FIRST_PAUSE_S: Final = 0.5
+# Upper bound of the pause, in seconds.
+MAX_PAUSE_S: Final = 8.0
+# Relative amount by which a pause varies at random, so that the clients of a restarted server do not return at once.
+PAUSE_JITTER: Final = 0.25
+# Longest `retry_after_s` that is waited for. A deployment that demands a longer pause is not retried.
+MAX_RETRY_AFTER_S: Final = 60.0
+
+
+def retry_pause_s(failures: int, asked_s: float) -> float:
+    """Return the pause before the next retry, in seconds.
+
+    `failures` is the number of earlier failures. The pause is never shorter than `asked_s`, the pause that the
+    deployment demands.
+    """
+    pause_s = min(FIRST_PAUSE_S * 2.0**failures, MAX_PAUSE_S)
+    # The pause varies so that clients do not return together.
+    later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
+    return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
