@@ -12,9 +12,8 @@ from unisono.core.budget_period import NO_PERIOD
 from unisono.core.quotas import MILLION, KeyLimits
 from unisono.core.route_protocol import RequestedRouting
 from unisono.errors import ConfigError
-from unisono.middleware.eligible_deployments import EligibleDeployments
 from unisono.middleware.quota import Metering
-from unisono.middleware.shared_budgets import SharedBudget, SharedBudgets
+from unisono.middleware.shared_budgets import EligibleDeployments, SharedBudget, SharedBudgets
 
 GATEWAY_BUDGET = "litellm_settings.max_budget"
 PROVIDER_BUDGETS = "router_settings.provider_budget_config"

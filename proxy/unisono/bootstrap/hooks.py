@@ -19,8 +19,8 @@ from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, Guardrai
 from unisono.core.frozen import dataclass
 from unisono.core.hooks import Hook, HookFactory
 from unisono.errors import ConfigError, ConfigErrors
+from unisono.middleware.hook_gates import FAULTS, Failed, NamedHook
 from unisono.middleware.hooks import Hooking
-from unisono.middleware.named_hook import FAULTS, Failed, NamedHook
 
 # Entry-point group of hooks. The configuration key that lists the active hooks has the same name.
 HOOKS = "unisono.hooks"

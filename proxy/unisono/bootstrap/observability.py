@@ -40,7 +40,7 @@ from unisono.core.request_record import RecordSink
 from unisono.core.request_store import RequestStore
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, UnisonoError
-from unisono.middleware.named_hook import Failed
+from unisono.middleware.hook_gates import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
 from unisono.observe.refusal_spans import RefusalSpans

@@ -29,8 +29,7 @@ from unisono.core.passthrough_request import UPLOAD_APIS, passed_texts, transcri
 from unisono.core.server_tool_arguments import read_arguments
 from unisono.engine.request import GenerationRequest
 from unisono.errors import Refused
-from unisono.middleware.hook_gates import AnswerHookGate, request_of
-from unisono.middleware.named_hook import NamedHook
+from unisono.middleware.hook_gates import AnswerHookGate, NamedHook, request_of
 
 NO_ALTERNATIVES: Final = "no effect on alternatives, because a guardrail checks the answers of this model"
 

@@ -1,4 +1,4 @@
-"""Gates that call hooks: before the prompt is rendered, and before the answer's last event.
+"""Hooks with their settings, and gates that call them: before rendering, and at the end.
 
 The changes that hooks make to a request are stored at the beginning of the response's journal. When a response is
 resumed, no `before` is called again, and the model continues from the same prompt.
@@ -6,22 +6,96 @@ resumed, no `before` is called again, and the model continues from the same prom
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias, TypeVar
 
 import orjson
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, Finished
+from unisono.core.frozen import dataclass
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
-from unisono.errors import Refused
-from unisono.middleware.named_hook import NamedHook
+from unisono.errors import HookFailed, Refused
 from unisono.middleware.pipeline import Gate
 from unisono.middleware.request_changes import changed, from_note, to_note, without_passthrough
+
+# Exceptions that are a failure of a hook. SystemExit is included because a hook must not end the process and all its
+# streams. A real Ctrl-C raises nothing here, because the server handles the signal.
+FAULTS: Final = (Exception, SystemExit, KeyboardInterrupt)
+
+T = TypeVar("T")
+
+# Callback for each failed call of a hook. Its arguments are the hook's name and the name of the called method.
+Failed: TypeAlias = Callable[[str, str], None]
+
+log = logging.getLogger("unisono.hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHook:
+    """Hook with its settings; if `open` is True, a failure of the hook is ignored."""
+
+    name: str
+    hook: Hook
+    timeout_s: float = 5.0
+    open: bool = False
+    failed: Failed | None = None
+    # A guardrail applies to all requests (`is_default`), or only to those that name it or are for one of `models`.
+    is_default: bool = True
+    models: frozenset[str] = frozenset()
+
+    def applies_to(self, models: Collection[str], requested: Collection[str]) -> bool:
+        """Return whether the hook applies to a request.
+
+        `models` are the models that the request names, and `requested` the guardrails that the request names.
+        """
+        return self.is_default or not self.models.isdisjoint(models) or self.name in requested
+
+    async def call(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
+        """Await the hook's result, within the hook's timeout; return None on an ignored failure.
+
+        `call` is the name of the called method, such as `before`, for the log. Raises `Refused` if the hook refuses the
+        request or the answer, and `HookFailed` if the hook fails and is mandatory.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await answering
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # An awaitable of the hook was cancelled, not the request.
+            failure: BaseException = error
+        except Refused as refusal:
+            if 400 <= refusal.status < 500:
+                raise
+            failure = refusal
+        except FAULTS as error:
+            failure = error
+        about = {"hook": self.name, "call": call, "request_id": request_id, "fail": "open" if self.open else "closed"}
+        log.error("a hook failed", extra=about, exc_info=failure)
+        if self.failed is not None:
+            self.failed(self.name, call)
+        if not self.open:
+            raise HookFailed(f"The gateway's hook '{self.name}' failed. The operator finds the reason in the log.")
+        return None
+
+    @property
+    def holds_answers(self) -> bool:
+        """True if the hook checks every item of an answer before the item is emitted."""
+        return bool(getattr(self.hook, "holds_answers", False))
+
+    @property
+    def checks_answers(self) -> bool:
+        """True if the hook implements `after`."""
+        return type(self.hook).after is not Hook.after
+
 
 # Key under which the note at the beginning of a journal has the names of the requested guardrails.
 GUARDRAILS_NOTE: Final = "guardrails"

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.middleware.answer_masking import BufferingHookGate
-from unisono.middleware.hook_gates import GUARDRAILS_NOTE, AnswerHookGate, HookGate
-from unisono.middleware.named_hook import NamedHook
+from unisono.middleware.hook_gates import GUARDRAILS_NOTE, AnswerHookGate, HookGate, NamedHook
 
 
 class Hooking:
