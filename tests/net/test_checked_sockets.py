@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.listening import Listener
-from unisono.net.checked_sockets import NotDialled, SocketFactory, checked_sockets, permitted_sockets
+from unisono.net.ssrf_guard import NotDialled, SocketFactory, checked_sockets, permitted_sockets
 
 LISTED = checked_sockets({"127.0.0.1", "::1"}.__contains__, "not checked")
 PUBLIC = permitted_sockets("not public")

@@ -203,10 +203,10 @@ def test_every_module_that_connects_is_configured_or_guarded() -> None:
     assert connecting == CONNECTING.keys()
     for name, why in CONNECTING.items():
         source = SOURCES[name].read_text()
-        is_guarded = "unisono.net.ssrf_guard" in source or "unisono.net.checked_sockets" in source
+        is_guarded = "unisono.net.ssrf_guard" in source
         assert is_guarded is (why == "guard"), name
         # The sockets of all guarded clients of aiohttp are checked in the same way.
-        assert ("TCPConnector" in source and is_guarded) is ("unisono.net.checked_sockets" in source), name
+        assert ("TCPConnector" in source and is_guarded) is ("_sockets(" in source), name
         assert not is_guarded or "socket.socket(" not in source, name
         assert why != "target" or "path.target" in source, name
 

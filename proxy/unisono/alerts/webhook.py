@@ -22,7 +22,7 @@ import orjson
 from unisono.core.alerts import Alert
 from unisono.core.frozen import dataclass
 from unisono.errors import UnisonoError
-from unisono.net.checked_sockets import NotDialled, permitted_sockets
+from unisono.net.ssrf_guard import NotDialled, permitted_sockets
 
 MAX_QUEUED: Final = 1000
 # Pause before the first repetition, in seconds. The pause doubles with each repetition.

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 from unisono.core.input_files import InputFile
-from unisono.net.checked_sockets import ResolvedAddress, checked_sockets, resolved
-from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
+from unisono.net.ssrf_guard import (
+    DestinationNotAllowed,
+    DialTarget,
+    ResolvedAddress,
+    SsrfGuard,
+    checked_sockets,
+    resolved,
+)
 
 if TYPE_CHECKING:
     import aiohttp

@@ -16,8 +16,14 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from unisono.net.checked_sockets import NotDialled, ResolvedAddress, permitted_sockets, resolved
-from unisono.net.ssrf_guard import DestinationNotAllowed, checked_addresses
+from unisono.net.ssrf_guard import (
+    DestinationNotAllowed,
+    NotDialled,
+    ResolvedAddress,
+    checked_addresses,
+    permitted_sockets,
+    resolved,
+)
 from unisono.toolservers.browser.page_sources import Document
 from unisono.toolservers.browser.visited_pages import BrowsingError
 
