@@ -19,7 +19,7 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.exchange import Exchange
+from unisono.mcp.messages import Exchange
 from unisono.mcp.response_filter import (
     QUICK_TOKENS,
     EventStreamBody,

@@ -23,8 +23,7 @@ from tests.mcp.conftest import Upstream
 from unisono.core.tool_host import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.stdio import StdoutReader
-from unisono.mcp.stdio_lines import answered_request
+from unisono.mcp.stdio import StdoutReader, answered_request
 from unisono.mcp.subprocess_reaper import Watch
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 

@@ -29,10 +29,9 @@ from unisono.errors import ToolServerError, ToolServerProtocolError
 from unisono.mcp.connection_errors import credentials_error
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.elicitation import Dialogue, outcome_of, text_on_declined
-from unisono.mcp.exchange import Exchange, NoAnswer
 from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
-from unisono.mcp.messages import mirrorable
+from unisono.mcp.messages import Exchange, NoAnswer, mirrorable
 from unisono.mcp.response_filter import too_large
 from unisono.mcp.session import McpSession
 

@@ -13,7 +13,7 @@ from unisono.errors import (
     ToolServerUnauthorized,
     ToolServerUnavailable,
 )
-from unisono.mcp.exchange import Exchange
+from unisono.mcp.messages import Exchange
 
 
 def connection_error(

@@ -45,10 +45,9 @@ from opentelemetry.propagate import inject
 from pydantic import ValidationError
 from yarl import URL
 
-from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.http_transport import Path
 from unisono.mcp.limits import McpLimits
-from unisono.mcp.messages import encoded
+from unisono.mcp.messages import CALL, Exchange, NoAnswer, encoded
 from unisono.mcp.response_filter import (
     EventStreamBody,
     ResponseRefused,

@@ -18,9 +18,8 @@ import httpx2
 from mcp.client.auth import OAuthFlowError
 
 from unisono.core.frozen import dataclass
-from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import McpLimits
-from unisono.mcp.messages import encoded
+from unisono.mcp.messages import EXCHANGE, Exchange, encoded
 from unisono.mcp.response_filter import EventStreamBody, ResponseRefused, WholeBody, too_large
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 

@@ -13,8 +13,8 @@ import httpx2
 
 from unisono.core.frozen import dataclass
 from unisono.mcp.content import cut
-from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import McpLimits
+from unisono.mcp.messages import Exchange
 
 # Trimming of large JSON answers before parsing, so that they cannot block the event loop.
 #

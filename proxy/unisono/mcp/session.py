@@ -35,11 +35,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.mcp.connection_errors import connection_error, kinds_of
 from unisono.mcp.elicitation import Dialogue
-from unisono.mcp.exchange import CALL, Exchange, NoAnswer
 from unisono.mcp.headers import outgoing
 from unisono.mcp.http_dispatcher import HttpDispatcher, Redirected
 from unisono.mcp.http_transport import Outgoing, Path
 from unisono.mcp.limits import McpLimits
+from unisono.mcp.messages import CALL, Exchange, NoAnswer
 from unisono.mcp.stdio import process
 from unisono.mcp.stream_bridge import ReadStream, WatchedTransport, WriteStream
 

@@ -15,8 +15,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 
-from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
-from unisono.mcp.messages import OutgoingMessage
+from unisono.mcp.messages import CALL, EXCHANGE, Exchange, OutgoingMessage
 from unisono.mcp.response_filter import shorten
 
 
