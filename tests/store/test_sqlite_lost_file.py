@@ -16,8 +16,7 @@ from unisono.core.state_store import StoredResponse
 from unisono.errors import StoreUnavailable
 from unisono.store.health_monitor import Upkeep
 from unisono.store.sqlite import SqliteStore
-from unisono.store.sqlite.opened_file import LOG_LOST, MISSING, REPLACED
-from unisono.store.sqlite.sqlite_errors import DAMAGED
+from unisono.store.sqlite.connection import DAMAGED, LOG_LOST, MISSING, REPLACED
 
 FILES = ("state.db", "state.db-wal", "state.db-shm")
 

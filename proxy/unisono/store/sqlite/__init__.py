@@ -36,12 +36,22 @@ from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.sqlite import accounts, conversations, disk_space, leases, responses
 from unisono.store.sqlite.access import SqliteAccess
-from unisono.store.sqlite.connection import LOCK_TIMEOUT_S, Transaction, connect, is_unwritable
+from unisono.store.sqlite.connection import (
+    LOCK_TIMEOUT_S,
+    TROUBLE,
+    OpenedFile,
+    Transaction,
+    connect,
+    is_damage,
+    is_unwritable,
+    open_file,
+    primary_code,
+    unavailable,
+)
 from unisono.store.sqlite.expiry import FileUpkeep
 from unisono.store.sqlite.idempotency_claims import claim, unclaim
-from unisono.store.sqlite.opened_file import OpenedFile, open_file
-from unisono.store.sqlite.record_store import SqliteRecords
-from unisono.store.sqlite.sqlite_errors import TROUBLE, is_damage, primary_code, unavailable
+from unisono.store.sqlite.request_records import SqliteRequests
+from unisono.store.sqlite.traces import SqliteTraces
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +64,7 @@ log = logging.getLogger("unisono.store")
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 
-class SqliteStore(SqliteAccess, SqliteRecords):
+class SqliteStore(SqliteAccess, SqliteTraces, SqliteRequests):
     """Store in a SQLite file.
 
     If `path` is None, everything is stored in memory. If `or_memory` is True and the file cannot be created or written,

@@ -1,7 +1,8 @@
-"""SQL for request records and their counts, in the caller's transaction."""
+"""Request records and their counts in SQLite."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -13,7 +14,7 @@ from unisono.core.request_filter import RequestFilter, facets_of
 from unisono.core.request_record import RequestRecord
 from unisono.core.request_store import DELETED_S, MAX_VISITED, RequestPage, ended_ms, of_cursor, to_cursor
 from unisono.store.codec import decode_request, encode_request
-from unisono.store.sqlite.connection import Transaction
+from unisono.store.sqlite.connection import Transaction, Transactions
 
 # Facet of every record.
 ALL: Final = ""
@@ -24,8 +25,35 @@ TEXTS_CACHED: Final = 4096
 # Maximum number of old records that one write deletes, in addition to as many as it adds.
 EXTRA_DELETED: Final = 200
 
+# Request records per write to a store in memory. Such a write blocks the event loop for about a millisecond.
+RECORDS_PER_MEMORY_WRITE: Final = 16
 
-def write_requests(act: Transaction, records: Sequence[RequestRecord], for_s: float, most: int) -> None:
+
+class SqliteRequests:
+    """Part of the SQLite store that implements `RequestStore`."""
+
+    async def keep_requests(self: Transactions, *records: RequestRecord, for_s: float, most: int) -> None:
+        size = RECORDS_PER_MEMORY_WRITE if self._is_in_memory else max(1, len(records))
+        # A write without records still deletes expired records, so the loop runs at least once.
+        for begin in range(0, max(1, len(records)), size):
+            await self._run(_write, records[begin : begin + size], for_s, most)
+            if self._is_in_memory:
+                await asyncio.sleep(0)
+
+    async def delete_requests(self: Transactions, key: str, most: int) -> int:
+        return await self._run(_delete_of_key, key, most)
+
+    async def request(self: Transactions, id: str) -> RequestRecord | None:
+        return await self._read(_get, id)
+
+    async def requests(self: Transactions, wanted: RequestFilter, limit: int, cursor: str = "") -> RequestPage:
+        return await self._read(_page, wanted, limit, cursor)
+
+    async def request_counts(self: Transactions, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+        return await self._read(_counts, wanted, step_s)
+
+
+def _write(act: Transaction, records: Sequence[RequestRecord], for_s: float, most: int) -> None:
     added = []
     deleted = {key for (key,) in act.db.execute("SELECT key FROM request_deleted_keys WHERE expires > ?", (act.now,))}
     facets: list[tuple[str, int, str]] = []
@@ -76,7 +104,7 @@ def _delete(act: Transaction, rows: Sequence[tuple[int, str, bytes]]) -> None:
     act.db.execute("UPDATE request_total SET n = n - ?", (len(rows),))
 
 
-def delete_of_key(act: Transaction, key: str, most: int) -> int:
+def _delete_of_key(act: Transaction, key: str, most: int) -> int:
     act.db.execute("REPLACE INTO request_deleted_keys VALUES (?, ?)", (_text(key), act.now + DELETED_S))
     rows = act.db.execute(
         "SELECT f.ended, f.id, r.data FROM request_facets f JOIN requests r ON r.id = f.id WHERE f.facet = ? "
@@ -87,12 +115,12 @@ def delete_of_key(act: Transaction, key: str, most: int) -> int:
     return len(rows)
 
 
-def get(act: Transaction, id: str) -> RequestRecord | None:
+def _get(act: Transaction, id: str) -> RequestRecord | None:
     row = act.db.execute("SELECT data FROM requests WHERE id = ?", (id,)).fetchone()
     return None if row is None else decode_request(row[0])
 
 
-def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> RequestPage:
+def _page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> RequestPage:
     before = (
         of_cursor(cursor) if cursor else (FAR_MS if wanted.until is None else round(wanted.until * 1000), "\U0010ffff")
     )
@@ -118,7 +146,7 @@ def page(act: Transaction, wanted: RequestFilter, limit: int, cursor: str) -> Re
             last = ended, id
             if is_found:
                 found.append(id)
-    records = tuple(record for id in found if (record := get(act, id)) is not None)
+    records = tuple(record for id in found if (record := _get(act, id)) is not None)
     return RequestPage(records, to_cursor(*last) if follow else None)
 
 
@@ -136,7 +164,7 @@ def _rarest_first(act: Transaction, facets: Sequence[str], since: int, until: in
     return sorted(facets, key=numbers.__getitem__)
 
 
-def counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
+def _counts(act: Transaction, wanted: RequestFilter, step_s: int) -> dict[int, dict[str, int]]:
     rows: Iterable[tuple[int, str, int]] = act.db.execute(
         "SELECT start, name, n FROM request_counts WHERE step = ? AND facet = ? AND start > ? AND start <= ? "
         "ORDER BY start",
