@@ -25,7 +25,8 @@ from tests.fakes import FakeVllm
 from unisono.core.access import LOCAL_TENANT
 from unisono.core.conversation import Tokens
 from unisono.core.state_store import Retention
-from unisono.store.redis import RedisStore, lease_scripts
+from unisono.store.redis import RedisStore
+from unisono.store.redis.leases import LAPSED
 
 # Commands that belong to no response, or that read its log for a client.
 OTHERS = (
@@ -37,7 +38,7 @@ OTHERS = (
     b"EXISTS",
     b"SUBSCRIBE",
     b"UNSUBSCRIBE",
-    lease_scripts.LAPSED.sha.encode(),
+    LAPSED.sha.encode(),
 )
 QUESTION = "Count for me, please."
 ITEM_TYPES = ["message", "reasoning", "message"]

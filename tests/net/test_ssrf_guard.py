@@ -141,7 +141,7 @@ CONNECTING = {
     "proxy/unisono/mcp/http_dispatcher.py": "target",
     "proxy/unisono/mcp/http_transport.py": "guard",
     "proxy/unisono/mcp/session.py": "target",
-    "proxy/unisono/store/redis/command_client.py": "configured",
+    "proxy/unisono/store/redis/clients.py": "configured",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
     "proxy/unisono/hooks/presidio.py": "configured",
     "proxy/unisono/toolservers/browser/web.py": "guard",

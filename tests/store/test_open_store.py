@@ -10,7 +10,7 @@ from tests.contract.state import response
 from unisono.errors import ConfigError
 from unisono.store import open_store
 from unisono.store.redis import RedisStore, keys
-from unisono.store.redis.address import open_clients
+from unisono.store.redis.clients import open_clients
 from unisono.store.sqlite import SqliteStore
 
 GOOD = {

@@ -28,7 +28,7 @@ from unisono.core.request_record import RequestRecord
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore
-from unisono.store.redis.address import open_clients
+from unisono.store.redis.clients import open_clients
 
 ERRORS: dict[str, Exception] = {
     "uvloop, closed transport": RuntimeError("unable to perform operation on <TCPTransport closed=True>"),

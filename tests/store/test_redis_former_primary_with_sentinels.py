@@ -18,7 +18,7 @@ from tests.store.test_redis_former_primary import encode
 from unisono.core.state_store import Lease, LogWrite, Retention
 from unisono.errors import StoreConflict, StoreUnavailable
 from unisono.store.redis import RedisStore
-from unisono.store.redis.address import open_clients
+from unisono.store.redis.clients import open_clients
 
 DEADLINE_S = 5.0
 REPLICATED = ("appendonly yes", "repl-diskless-sync-delay 0")

@@ -15,7 +15,7 @@ from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
 from unisono.core.state_store import Retention
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
-from unisono.store.redis.command_client import Command, CommandClient
+from unisono.store.redis.clients import Command, CommandClient
 from unisono.store.redis.connection import Link
 
 DAY = "2026-11-21"

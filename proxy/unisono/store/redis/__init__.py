@@ -11,12 +11,12 @@ from __future__ import annotations
 from unisono.core.state_store import Retention, StoredResponse
 from unisono.store.codec import StateLimits
 from unisono.store.event_wait import Waiting
-from unisono.store.redis import keys, lease_scripts
+from unisono.store.redis import keys
 from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import RedisAccounts
 from unisono.store.redis.connection import Link
 from unisono.store.redis.conversations import RedisConversations
-from unisono.store.redis.leases import RedisLeases
+from unisono.store.redis.leases import TRY, RedisLeases
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.request_records import RedisRequests
 from unisono.store.redis.responses import RedisResponses, encoded
@@ -66,7 +66,7 @@ class RedisStore(RedisResponses, RedisConversations, RedisLeases, KeptKeys, Redi
             await self._link.check_replicas()
         # A server that is full, read-only or unable to persist refuses this write like any other. The write is a
         # script, like the other writes, because an access control list may deny scripts.
-        await self._link.act(lease_scripts.TRY, [keys.NEVER], [])
+        await self._link.act(TRY, [keys.NEVER], [])
         if beginning is not None and beginning.ancestors:
             renewals = await self._renewals(tenant, beginning.ancestors)
             if renewals:

@@ -14,7 +14,7 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from unisono.core.frozen import dataclass
 from unisono.errors import StoreUnavailable
-from unisono.store.redis.command_client import Command
+from unisono.store.redis.clients import Command
 from unisono.store.redis.redis_errors import NO_NODE
 
 MAX_REDIRECTIONS: Final = 8

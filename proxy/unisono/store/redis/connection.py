@@ -17,7 +17,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from unisono.errors import StoreUnavailable, UnisonoError
-from unisono.store.redis.address import open_clients, replicas_in, text
+from unisono.store.redis.clients import Command, open_clients, replicas_in, text
 from unisono.store.redis.cluster_writes import (
     MAX_REDIRECTIONS,
     REDIRECTIONS,
@@ -26,7 +26,6 @@ from unisono.store.redis.cluster_writes import (
     follow_redirection,
     node_of,
 )
-from unisono.store.redis.command_client import Command
 from unisono.store.redis.redis_errors import DenialLog, is_failure_of_node, message_of, raise_first
 from unisono.store.redis.script import Script
 from unisono.store.redis.write_history import WriteHistory, read_history

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.store.redis.lease_scripts import LEASE_CHECK
+from unisono.store.redis.leases import LEASE_CHECK
 from unisono.store.redis.script import Script
 
 # Functions that check and write new items of a conversation.

@@ -24,7 +24,7 @@ from unisono.store import codec
 from unisono.store.codec import UNLIMITED, StateLimits
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, response_scripts
-from unisono.store.redis.command_client import Command
+from unisono.store.redis.clients import Command
 from unisono.store.redis.connection import Link
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.script import Args, fence, milliseconds, of_items, of_log

@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError
 
 from unisono.core.frozen import dataclass
 from unisono.errors import StoreUnavailable
-from unisono.store.redis.address import RedisClients, epoch_in, text
+from unisono.store.redis.clients import RedisClients, epoch_in, text
 
 
 @dataclass(frozen=True, slots=True)
