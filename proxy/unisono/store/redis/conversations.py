@@ -1,4 +1,4 @@
-"""Conversations on Redis: ordered items, metadata, and the location of each item."""
+"""Conversations on Redis: scripts, ordered items, metadata, and the location of each item."""
 
 from __future__ import annotations
 
@@ -12,10 +12,136 @@ from unisono.core.state_store import Lease, Retention, StoredConversation, Store
 from unisono.errors import NotFound, StoreConflict
 from unisono.store import codec
 from unisono.store.codec import UNLIMITED, StateLimits
-from unisono.store.redis import conversation_scripts, keys
+from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
 from unisono.store.redis.responses import index_commands, record_command
-from unisono.store.redis.script import Args, fence, milliseconds, of_items
+from unisono.store.redis.script import ITEM_FUNCTIONS, LEASE_CHECK, Args, Script, fence, milliseconds, of_items
+
+# Creates a conversation with its first items. Items of an expired conversation with the same id may remain, because
+# its keys expire one by one. They are deleted.
+CREATE_CONVERSATION = Script(
+    ITEM_FUNCTIONS
+    + """
+local key, items, order = unpack(KEYS)
+local head, add = arg(), read_items()
+local was = conversation(key)
+if was then
+  if was.head == head and was.revision == 0 and was.last == add.digest then return {'ok'} end
+  return {'exists'}
+end
+was = {revision = 0, upto = 0, bytes = 0}
+local no = check_items(add, was, items)
+if no then return {no} end
+redis.call('HSET', key, 'head', head)
+redis.call('DEL', items, order)
+write_items(add, was, key, items, order)
+return {'ok'}
+"""
+)
+
+# Appends items to a conversation. The caller needs the current lease, or there must be no lease. With a revision, the
+# conversation must still have this revision. A repetition of the last write is recognised by the digest of its items,
+# and changes nothing.
+APPEND = Script(
+    LEASE_CHECK
+    + ITEM_FUNCTIONS
+    + """
+local key, items, order, lease, fence = unpack(KEYS)
+local given, revision, add = arg(), arg(), read_items()
+local was = conversation(key)
+if not was then return {'missing'} end
+if revision ~= '' and was.revision == revision + 1 and was.last == add.digest then return {'ok', was.revision} end
+local no = held(lease, fence, given)
+if no then return {no} end
+if revision ~= '' and was.revision ~= tonumber(revision) then return {'changed'} end
+no = check_items(add, was, items)
+if no then return {no} end
+was.revision = was.revision + 1
+write_items(add, was, key, items, order)
+return {'ok', was.revision}
+"""
+)
+
+# Reads items in the order of their positions. `after` is empty, or `=` followed by the id of the item that precedes the
+# first result. `upto` is empty, or the position of the first item that is not read. Lua limits the number of values
+# that `unpack` returns, so the items are read in groups of 1,000.
+READ_ITEMS = Script(
+    """
+local key, items, order = unpack(KEYS)
+local after, limit, newest_first, upto = arg(), tonumber(arg()), arg() == '1', arg()
+if redis.call('EXISTS', key) == 0 then return {'missing'} end
+local end_rank = redis.call('ZCARD', order)
+local hidden = upto == '' and 0 or redis.call('ZCOUNT', order, upto, '+inf')
+local first = 0
+if newest_first then first = hidden else end_rank = end_rank - hidden end
+if after ~= '' then
+  local rank = redis.call(newest_first and 'ZREVRANK' or 'ZRANK', order, string.sub(after, 2))
+  if not rank then return {'missing'} end
+  first = math.max(first, rank + 1)
+end
+local last = limit < 0 and end_rank - 1 or math.min(first + limit, end_rank) - 1
+if last < first then return {'ok', {}} end
+local ids = redis.call(newest_first and 'ZREVRANGE' or 'ZRANGE', order, first, last)
+local found = {}
+for from = 1, #ids, 1000 do
+  for _, data in ipairs(redis.call('HMGET', items, unpack(ids, from, math.min(from + 999, #ids)))) do
+    found[#found + 1] = data
+  end
+end
+return {'ok', found}
+""",
+    is_read=True,
+)
+
+# Replaces the metadata of a conversation, unless the metadata have changed since the caller read them. Like every
+# write, it renews the lifetime of all keys of the conversation.
+SET_HEAD = Script(
+    """
+local key, items, order = unpack(KEYS)
+local before, head, ttl = arg(), arg(), arg()
+local was = redis.call('HGET', key, 'head')
+if not was then return {'missing'} end
+if was ~= before and was ~= head then return {'changed'} end
+redis.call('HSET', key, 'head', head)
+redis.call('PEXPIRE', key, ttl)
+redis.call('PEXPIRE', items, ttl)
+redis.call('PEXPIRE', order, ttl)
+return {'ok'}
+"""
+)
+
+# Deletes one item. Refuses while a response is in progress, because this response is generated from the items of the
+# conversation. `last` is emptied, so that no later write is mistaken for a repetition of the last one.
+DELETE_ITEM = Script(
+    LEASE_CHECK
+    + """
+local key, items, order, lease, fence = unpack(KEYS)
+local id = arg()
+if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
+local no = held(lease, fence, '')
+if no then return {no} end
+local size = redis.call('HSTRLEN', items, id)
+if redis.call('HDEL', items, id) == 0 then return {'ok', 0} end
+redis.call('ZREM', order, id)
+redis.call('HINCRBY', key, 'bytes', -size)
+redis.call('HINCRBY', key, 'revision', 1)
+redis.call('HSET', key, 'last', '')
+return {'ok', 1}
+"""
+)
+
+DELETE_CONVERSATION = Script(
+    LEASE_CHECK
+    + """
+local key, items, order, lease, fence = unpack(KEYS)
+if redis.call('EXISTS', key) == 0 then return {'ok', 0} end
+local no = held(lease, fence, '')
+if no then return {no} end
+redis.call('DEL', key, items, order)
+return {'ok', 1}
+"""
+)
+
 
 METADATA_TRIES = 5
 
@@ -31,7 +157,7 @@ class RedisConversations:
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
         args: Args = [codec.encode_conversation(conversation), *of_items(items, self._retention, self._bounds)]
-        await self._link.act(conversation_scripts.CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
+        await self._link.act(CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
         await self._point_into(tenant, conversation.id, items)
 
     async def _point_into(self, tenant: str, conversation: str, items: Sequence[StoredItem]) -> None:
@@ -58,7 +184,7 @@ class RedisConversations:
         first = "" if after is None else f"={after}"
         args: Args = [first, -1 if limit is None else limit, int(newest_first), "" if upto is None else upto]
         try:
-            found = await self._link.act(conversation_scripts.READ_ITEMS, keys.conversation(tenant, conversation), args)
+            found = await self._link.act(READ_ITEMS, keys.conversation(tenant, conversation), args)
         except NotFound:
             return None
         return tuple(map(codec.decode_item, found))
@@ -95,7 +221,7 @@ class RedisConversations:
             "" if revision is None else revision,
             *of_items(items, self._retention, self._bounds if lease is None else UNLIMITED),
         ]
-        now = await self._link.act(conversation_scripts.APPEND, self._conversation_keys(tenant, conversation), args)
+        now = await self._link.act(APPEND, self._conversation_keys(tenant, conversation), args)
         await self._point_into(tenant, conversation, items)
         return int(now)
 
@@ -113,7 +239,7 @@ class RedisConversations:
             changed = replace(was, metadata=dict(metadata))
             args: Args = [codec.encode_conversation(was), codec.encode_conversation(changed), ttl]
             try:
-                await self._link.act(conversation_scripts.SET_HEAD, keys.conversation(tenant, conversation), args)
+                await self._link.act(SET_HEAD, keys.conversation(tenant, conversation), args)
             except NotFound:
                 return None
             except StoreConflict:
@@ -125,8 +251,8 @@ class RedisConversations:
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
         named = self._conversation_keys(tenant, conversation)
-        return bool(await self._link.act(conversation_scripts.DELETE_ITEM, named, [item]))
+        return bool(await self._link.act(DELETE_ITEM, named, [item]))
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
         named = self._conversation_keys(tenant, conversation)
-        return bool(await self._link.act(conversation_scripts.DELETE_CONVERSATION, named, []))
+        return bool(await self._link.act(DELETE_CONVERSATION, named, []))

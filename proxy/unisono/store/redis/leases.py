@@ -9,18 +9,6 @@ from unisono.store.redis import keys
 from unisono.store.redis.connection import Link
 from unisono.store.redis.script import Args, Script, milliseconds
 
-# Function that returns the refusal of a write, or nil. A caller without a lease gives an empty fence, and is refused
-# while there is a lease. Any other caller must give the current fence.
-LEASE_CHECK = """
-local function held(lease, fence, given)
-  if given == '' then
-    if redis.call('EXISTS', lease) == 1 then return 'busy' end
-  elseif redis.call('GET', fence) ~= given then
-    return 'taken'
-  end
-end
-"""
-
 # Function that renews the conversation of a lease, because it must not expire while a response of it is running.
 KEEP_CONVERSATION = """
 local function keep_conversation(ttl)

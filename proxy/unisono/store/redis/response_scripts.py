@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.store.redis.conversation_scripts import ITEM_FUNCTIONS
-from unisono.store.redis.leases import LEASE_CHECK
-from unisono.store.redis.script import Script
+from unisono.store.redis.script import ITEM_FUNCTIONS, LEASE_CHECK, Script
 
 # Functions that check and write the event log of a response.
 LOG_FUNCTIONS = """

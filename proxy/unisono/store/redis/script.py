@@ -1,4 +1,4 @@
-"""Conditional writes as Lua scripts, and builders of their arguments.
+"""Conditional writes as Lua scripts, their common functions, and builders of arguments.
 
 A script performs all checks before its first write, because Redis does not roll back. It returns `ok` and a value, or
 the name of a refusal from the table in `unisono.store.write_errors`. Each script may be repeated: a repetition finds
@@ -28,6 +28,61 @@ end
 local function clock()
   local now = redis.call('TIME')
   return tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+end
+"""
+
+# Function that returns the refusal of a write, or nil. A caller without a lease gives an empty fence, and is refused
+# while there is a lease. Any other caller must give the current fence.
+LEASE_CHECK = """
+local function held(lease, fence, given)
+  if given == '' then
+    if redis.call('EXISTS', lease) == 1 then return 'busy' end
+  elseif redis.call('GET', fence) ~= given then
+    return 'taken'
+  end
+end
+"""
+
+# Functions that check and write new items of a conversation.
+ITEM_FUNCTIONS = """
+local function read_items()
+  local add = {digest = arg(), cap = tonumber(arg()), ttl = arg(), ids = {}, data = {}, size = 0}
+  for n = 1, tonumber(arg()) do
+    add.ids[n] = arg()
+    add.data[n] = arg()
+    add.size = add.size + #add.data[n]
+  end
+  return add
+end
+
+local function conversation(key)
+  local was = redis.call('HMGET', key, 'head', 'revision', 'upto', 'bytes', 'last')
+  if was[1] then
+    return {
+      head = was[1], revision = tonumber(was[2]), upto = tonumber(was[3]), bytes = tonumber(was[4]), last = was[5]
+    }
+  end
+end
+
+local function check_items(add, was, items)
+  if was.bytes + add.size > add.cap then return 'large' end
+  local seen = {}
+  for _, id in ipairs(add.ids) do
+    if seen[id] or redis.call('HEXISTS', items, id) == 1 then return 'repeated' end
+    seen[id] = true
+  end
+end
+
+local function write_items(add, was, key, items, order)
+  redis.call('HSET', key, 'revision', was.revision, 'upto', was.upto + #add.ids, 'bytes', was.bytes + add.size,
+    'last', add.digest)
+  for n, id in ipairs(add.ids) do
+    redis.call('HSET', items, id, add.data[n])
+    redis.call('ZADD', order, was.upto + n - 1, id)
+  end
+  redis.call('PEXPIRE', key, add.ttl)
+  redis.call('PEXPIRE', items, add.ttl)
+  redis.call('PEXPIRE', order, add.ttl)
 end
 """
 
