@@ -44,7 +44,7 @@ from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.store import build_ledger
 from unisono.bootstrap.stored_models import NO_MODELS, StoredModels
 from unisono.config import Config, ModelRegistry
-from unisono.core.live_outputs import LiveOutputs
+from unisono.core.observer import LiveOutputs
 from unisono.core.request_record import RecordSink
 from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError, ConfigErrors

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.state import EVERY_ITEM, answered, conversation, fresh, response, said
 from tests.contract.stores import SMALL, StoreFactory
-from unisono.core.conversation_conflict import ConversationConflict
+from unisono.core.error_texts import ConversationConflict
 from unisono.core.state_store import BackgroundRun, LogWrite, Status
 from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge
 

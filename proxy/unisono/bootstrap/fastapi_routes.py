@@ -38,7 +38,7 @@ from unisono.bootstrap.status import Overview, deployment_health
 from unisono.bootstrap.stored_models import Build, file_config
 from unisono.config import ModelRegistry
 from unisono.core.access import Caller
-from unisono.core.live_outputs import LiveOutputs
+from unisono.core.observer import LiveOutputs
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import load_encoding
 from unisono.routing.pool import RoutingPool

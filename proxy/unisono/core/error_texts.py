@@ -1,13 +1,14 @@
-"""Parts of error texts: texts that clients match, time limits, token counts, similar names."""
+"""Error texts that packages share: texts that clients match, time limits, counts, names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Timeouts
+from unisono.errors import StoreConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,12 @@ def close_matches(name: str, names: Sequence[str], *, min_similarity: float = 0.
     from difflib import get_close_matches
 
     return get_close_matches(name, names, cutoff=min_similarity)
+
+
+class ConversationConflict(StoreConflict):
+    """A conversation is in use or was changed. `param` is the field that names the conversation."""
+
+    IN_USE: ClassVar[str] = "The conversation has a response in progress; try again when it has ended."
+
+    def __init__(self, message: str = IN_USE, *, param: str = "conversation") -> None:
+        super().__init__(message, param=param)

@@ -1,4 +1,4 @@
-"""Data classes that only the type checker freezes.
+"""Data classes and enums with less work at run time than those of the standard library.
 
 `@dataclass(frozen=True)` gives a class the same fields, equality, hash, `repr` and slots as the decorator of the
 standard library. It differs in two ways, because a gateway has 400 such classes and creates 100 objects per request:
@@ -6,19 +6,20 @@ standard library. It differs in two ways, because a gateway has 400 such classes
 - A class takes 0.14 ms to create instead of 0.52 ms. The standard library compiles six generated methods for each
   class. Here only `__init__` is generated, and the others are shared.
 - `__init__` assigns the fields instead of calling `object.__setattr__` for each. Mypy refuses other assignments, but
-  nothing prevents them at run time.
+  nothing prevents them at run time: only the type checker freezes the classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["dataclass"]
+__all__ = ["TableKey", "dataclass"]
 
 if TYPE_CHECKING:
     # The type checker recognises data classes only by the decorator of the standard library.
@@ -66,3 +67,10 @@ def _statically_frozen(cls: type[Any], *, slots: bool) -> type[Any]:
 def _values(*names: str) -> Callable[[Any], object]:
     """Return a function that returns the values of these fields of an object."""
     return attrgetter(*names) if names else lambda _: ()
+
+
+class TableKey(Enum):
+    """Enum whose members are hashed by identity."""
+
+    # `Enum.__hash__` is a slow Python function, which would run for each look-up, for example for each header token.
+    __hash__ = object.__hash__

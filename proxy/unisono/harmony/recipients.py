@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import auto
 from functools import cached_property
 
-from unisono.core.table_key import TableKey
+from unisono.core.frozen import TableKey
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.misspelled_tool_names import MAX_RECIPIENT_LENGTH, corrected, resolve
 

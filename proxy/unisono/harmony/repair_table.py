@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import auto
 from typing import Final
 
+from unisono.core.frozen import TableKey
 from unisono.core.generation import (
     CALL,
     CHANNEL,
@@ -21,7 +22,6 @@ from unisono.core.generation import (
     START,
     VOCABULARY,
 )
-from unisono.core.table_key import TableKey
 
 
 class State(TableKey):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.core.live_outputs import LiveOutput, LiveOutputs
+from unisono.core.observer import LiveOutput, LiveOutputs
 from unisono.engine.request import GenerationRequest
 from unisono.middleware.pipeline import Gate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.core.conversation_conflict import ConversationConflict
+from unisono.core.error_texts import ConversationConflict
 from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
 from unisono.store.codec import StateLimits
 

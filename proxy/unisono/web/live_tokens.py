@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from unisono.api.request_headers import request_headers
 from unisono.api.route_table import dependency
 from unisono.api.sse import COMMENTS
-from unisono.core.live_outputs import LiveOutput, LiveOutputs
+from unisono.core.observer import LiveOutput, LiveOutputs
 from unisono.engine.journal import parts_of
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding

@@ -27,7 +27,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Effort
 from unisono.core.frozen import dataclass
 from unisono.core.generation import STOP_TOKENS
-from unisono.core.live_outputs import LiveOutputs
+from unisono.core.observer import LiveOutputs
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound, UnisonoError
 from unisono.observe.recording import dumped, unpacked

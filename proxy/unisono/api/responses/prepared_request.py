@@ -33,7 +33,7 @@ from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, a
 from unisono.api.responses.server_tools.servers import to_servers
 from unisono.api.tool_server_rules import ServerRules
 from unisono.core.access import Caller
-from unisono.core.conversation_conflict import ConversationConflict
+from unisono.core.error_texts import ConversationConflict
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status

@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import auto
 from typing import Final
 
+from unisono.core.frozen import TableKey
 from unisono.core.json_syntax import json_kind
-from unisono.core.table_key import TableKey
 
 
 class Obligation(TableKey):

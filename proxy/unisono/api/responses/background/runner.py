@@ -24,7 +24,7 @@ from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, check_store
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
-from unisono.core.conversation_conflict import ConversationConflict
+from unisono.core.error_texts import ConversationConflict
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.errors import (

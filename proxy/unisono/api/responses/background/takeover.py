@@ -25,7 +25,7 @@ from unisono.api.responses.lease_keeper import release_unused
 from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
-from unisono.core.conversation_conflict import ConversationConflict
+from unisono.core.error_texts import ConversationConflict
 from unisono.core.quotas import NO_TOKEN_USAGE
 from unisono.core.request_record import BACKGROUND, record_of_answer
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
