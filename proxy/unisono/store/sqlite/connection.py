@@ -107,7 +107,7 @@ def is_unwritable(error: StoreUnavailable) -> bool:
     """
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
-        return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in UNWRITABLE
+        return primary_code(cause) in UNWRITABLE
     return isinstance(cause, OSError | RuntimeError)
 
 
