@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.documents.pdfs import bomb, encrypted, pdf
-from unisono.documents.extract_problem import ExtractProblem
 from unisono.documents.extractor import ExtractedText, FileLimits, TextExtractor
-from unisono.documents.formats import FileFormat
+from unisono.documents.formats import ExtractProblem, FileFormat
 from unisono.errors import FilesBusy
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or needs limits that macOS does not enforce")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.core.input_files import FileText
-from unisono.documents.text_cache import ENTRY_CHARACTERS, TextCache
+from unisono.documents.reader import ENTRY_CHARACTERS, TextCache
 
 
 def test_the_least_recently_used_text_is_dropped() -> None:

@@ -19,8 +19,7 @@ from unisono.core.frozen import dataclass
 from unisono.core.input_files import FileReader
 from unisono.core.request_record import RecordSink
 from unisono.documents.extractor import FileLimits
-from unisono.documents.reader import DocumentReader
-from unisono.documents.text_cache import TextCache
+from unisono.documents.reader import DocumentReader, TextCache
 from unisono.engine.request import GenerationService
 from unisono.net.client_addresses import ClientNetworks
 from unisono.net.ssrf_guard import SsrfGuard

@@ -13,7 +13,7 @@ from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import BackgroundRun, Store
-from unisono.documents.text_cache import TextCache
+from unisono.documents.reader import TextCache
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

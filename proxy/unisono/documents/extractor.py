@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from unisono.core.tasks import cancel_all
-from unisono.documents.extract_problem import ExtractProblem
-from unisono.documents.formats import FileFormat
+from unisono.documents.formats import ExtractProblem, FileFormat
 from unisono.errors import FilesBusy, well_formed
 
 WORKER: Final = Path(__file__).with_name("worker.py")

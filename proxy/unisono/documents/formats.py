@@ -1,4 +1,4 @@
-"""Formats of files, and decoding of text."""
+"""Formats of files, decoding of text, and reasons why a file has no readable text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ class FileFormat(StrEnum):
     TEXT = "text"
     HTML = "html"
     PDF = "pdf"
+
+
+class ExtractProblem(StrEnum):
+    """Reason that the extraction process reports, or that is inferred from its exit."""
+
+    BROKEN = "broken"
+    ENCRYPTED = "encrypted"
+    NO_TEXT = "no_text"
+    TOO_MANY_PAGES = "too_many_pages"
+    TOO_LONG = "too_long"
+    TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
 
 
 SUPPORTED: Final = "plain text, Markdown, JSON, CSV, HTML or PDF"

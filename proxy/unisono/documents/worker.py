@@ -21,8 +21,7 @@ if __name__ == "__main__":
     # An isolated interpreter does not find this package if the package is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from unisono.documents.extract_problem import ExtractProblem
-from unisono.documents.formats import FileFormat, decoded
+from unisono.documents.formats import ExtractProblem, FileFormat, decoded
 from unisono.toolservers.browser.html_text import read_html
 from unisono.toolservers.python.sandbox import SET_NO_NEW_PRIVILEGES, SET_PARENT_DEATH_SIGNAL, limit, prctl
 
