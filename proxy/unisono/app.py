@@ -53,8 +53,7 @@ from unisono.middleware.pipeline import GuardedService
 from unisono.middleware.quota import Metering
 from unisono.net.client_addresses import ClientNetworks
 from unisono.observe.recorder import Recorder
-from unisono.observe.request_records_file import RequestFile
-from unisono.observe.request_records_writer import RequestWriter
+from unisono.observe.request_records import RequestFile, RequestWriter
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.web.files import PATHS
 from unisono.web.live_tokens import TokenComments

@@ -32,7 +32,7 @@ from unisono.core.quotas import Account, BudgetState, KeyLimits
 from unisono.core.request_record import RequestRecord
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
-from unisono.observe.request_records_file import RequestFile
+from unisono.observe.request_records import RequestFile
 
 ADMINISTERED_COST = 100 * len(load_encoding().encode_marked(ADMINISTERED_ANSWER))
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hello.<|return|>")

@@ -43,10 +43,8 @@ from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hook_gates import Failed
 from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
-from unisono.observe.refusal_spans import RefusalSpans
-from unisono.observe.request_log_line import RequestLog
-from unisono.observe.request_records_file import RequestFile
-from unisono.observe.request_records_writer import GenerationRecords, RequestWriter
+from unisono.observe.request_records import GenerationRecords, RequestFile, RequestLog, RequestWriter
+from unisono.observe.spans import RefusalSpans
 from unisono.routing.pool import RoutingPool
 from unisono.routing.quality import QualityObserver
 from unisono.store.health_monitor import Upkeep

@@ -1,13 +1,13 @@
-"""OpenTelemetry spans of an ended generation, by the conventions for generative AI.
+"""OpenTelemetry spans of ended generations and of rejected requests.
 
-The span of a generation has one child span per step and one per server tool call. A step has one child span per attempt
-on a backend. Spans contain names, numbers and codes. `span_content` adds prompts and answers if the operator has
-enabled this.
+They follow the conventions for generative AI. The span of a generation has one child span per step and one per server
+tool call. A step has one child span per attempt on a backend. Spans contain names, numbers and codes. `span_content`
+adds prompts and answers if the operator has enabled this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 from itertools import groupby
@@ -17,7 +17,8 @@ from unisono.core.frozen import dataclass
 from unisono.core.generation import NO_USAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
 from unisono.core.quotas import MILLION
-from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
+from unisono.core.request_record import GENERATIONS, RequestRecord
+from unisono.core.trace_context import ARRIVED, TraceContext, step_span, tool_span, try_span
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 
@@ -25,6 +26,8 @@ PROVIDER: Final = "unisono"
 # Values of `error.type`. A call whose outcome is unknown may have run.
 TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unknown", ToolEnd.LEFT: "cancelled"}
 LEFT: Final = "cancelled"
+# Status of a request whose client has closed the connection.
+CLIENT_LEFT: Final = 499
 # Operation names by API surface; the operation of any other surface is `chat`.
 OPERATIONS: Final = {"completions": "text_completion", "embeddings": "embeddings"}
 
@@ -241,3 +244,50 @@ def create_span(
     """
     start, end = times
     return Span(name, kind, at, parent, _ns(started_at, start), _ns(started_at, end), attributes, error)
+
+
+class RefusalSpans:
+    """Receiver of request records that exports a span for each rejected request.
+
+    A request that has started a generation already has the span of the generation. `export` receives the spans.
+    `new_trace` returns the context of a new span, and decides whether it is sampled. Requests to the routes `probes`
+    get no span.
+    """
+
+    def __init__(
+        self,
+        export: Callable[[Sequence[Span]], None],
+        new_trace: Callable[[], TraceContext],
+        probes: Collection[str],
+    ) -> None:
+        self._export = export
+        self._new_trace = new_trace
+        self._probes = frozenset(probes)
+
+    def __call__(self, record: RequestRecord) -> None:
+        # A generation has its own span, even if it was rejected.
+        if record.status < 400 or record.status == CLIENT_LEFT or record.route in self._probes or GENERATIONS.get():
+            return
+        at, arrived = self._new_trace(), ARRIVED.get()
+        if at.sampled:
+            self._export([refusal_span(record, at, arrived.span_id if arrived is not None else "")])
+
+
+def refusal_span(record: RequestRecord, at: TraceContext, parent: str) -> Span:
+    """Return the span of a request that was rejected before a generation.
+
+    `at` is the context of the new span. `parent` is the id of its parent span, or "" without one.
+    """
+    found: dict[str, Value] = {
+        "http.request.method": record.method,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "gen_ai.request.model": record.model,
+        "user.id": record.user,
+        "unisono.request.id": record.id,
+    }
+    attributes = caller_attributes(record.key, record.key_name, record.tenant)
+    attributes |= {name: value for name, value in found.items() if value}
+    name, times = f"{record.method} {record.route}".strip(), (0.0, record.duration_s)
+    error = record.error or str(record.status)
+    return create_span(name, SpanType.SERVER, at, parent, record.at, times, attributes, error)

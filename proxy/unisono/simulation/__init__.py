@@ -6,8 +6,7 @@ batch size, and contents of the prefix cache.
 """
 
 from unisono.simulation.plan import BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan, parse
-from unisono.simulation.report import to_json, to_table
-from unisono.simulation.results import StrategyResult
+from unisono.simulation.results import StrategyResult, to_json, to_table
 from unisono.simulation.run import simulate
 
 __all__ = [

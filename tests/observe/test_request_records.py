@@ -9,8 +9,8 @@ import pytest
 
 from tests.contract.test_store_requests import record
 from unisono.core.request_record import RequestRecord
-from unisono.observe import request_records_writer
-from unisono.observe.request_records_writer import RequestWriter
+from unisono.observe import request_records
+from unisono.observe.request_records import RequestWriter
 from unisono.store.sqlite import SqliteStore
 
 
@@ -41,7 +41,7 @@ def writer(store: SlowStore, outcomes: Counter[str]) -> RequestWriter:
 async def test_records_that_arrive_during_a_write_wait_for_others(
     outcomes: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_records_writer, "GATHER_S", 0.2)
+    monkeypatch.setattr(request_records, "GATHER_S", 0.2)
     store = SlowStore()
     keep = writer(store, outcomes)
     for number in range(100):
