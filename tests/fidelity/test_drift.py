@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from unisono.bootstrap.fidelity import model_decides_alone
 from unisono.core.deployments import FidelityState, FidelityStatus
 from unisono.core.generation import Sampling
 from unisono.core.observer import TokenInfluences
 from unisono.core.scoring import TokenScore
-from unisono.fidelity.counted_answers import model_decides_alone
 from unisono.fidelity.drift import AnswerMeasure, DriftDetector, DriftLimits, measure, next_state
 
 HEALTHY, WARNING, QUARANTINED = FidelityState.HEALTHY, FidelityState.WARNING, FidelityState.QUARANTINED

@@ -21,9 +21,8 @@ from tests.routing.doubles import IDS, Clock, ScriptedBackend
 from unisono.core.deployments import FidelityState
 from unisono.core.scoring import ScoreJob, TokenScore
 from unisono.errors import BackendUnavailable, ConfigError
-from unisono.fidelity.counted_answers import LiveSample
 from unisono.fidelity.drift import DriftLimits
-from unisono.fidelity.monitor import FidelityMonitor, FidelityPlan
+from unisono.fidelity.monitor import FidelityMonitor, FidelityPlan, LiveSample
 from unisono.routing.deployment import LiveDeployment
 
 PLAN: dict[str, Any] = {"reference": "vllm-1", "sample": 1.0, "quarantine_s": 3600.0}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_trace_fork import later_fault
 from tests.e2e.gateway import Gateway, config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.e2e.test_guardrails import MAIL, MASK_MAIL, guardrail
 from tests.fakes import FakeVllm
 from tests.fakes.language_model import ANSWER_TOKENS, LanguageModel
-from tests.fidelity.test_fork import later_fault
 from tests.web.test_routes import post, recordings
 from unisono.core.generation import START
 from unisono.core.quotas import KeyLimits

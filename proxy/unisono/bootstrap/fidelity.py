@@ -12,12 +12,12 @@ from unisono.bootstrap.deployments import deployment_names
 from unisono.config import Config, ModelEntry
 from unisono.config.fidelity_settings import FidelitySettings
 from unisono.core.alerts import AlertSink
-from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
+from unisono.core.generation import Sampling
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, TokenInfluences
 from unisono.engine.journal import TokenSource, parts_of
 from unisono.errors import ConfigError, ConfigErrors
-from unisono.fidelity.counted_answers import LiveSample, model_decides_alone
 from unisono.fidelity.drift import DriftLimits
-from unisono.fidelity.monitor import CountSample, FidelityMonitor, FidelityPlan
+from unisono.fidelity.monitor import CountSample, FidelityMonitor, FidelityPlan, LiveSample
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
 
@@ -81,6 +81,20 @@ def to_live_sample(done: GenerationDone) -> LiveSample | None:
         return None
     influences = done.start.influences
     return LiveSample(step.deployment, step.prompt, tokens, influences is not None and model_decides_alone(influences))
+
+
+def model_decides_alone(influences: TokenInfluences) -> bool:
+    """Return True if only the model decides on the tokens, without any constraint or penalty."""
+    is_forced = influences.has_form or influences.has_tool_choice or influences.has_reasoning_budget
+    if is_forced or influences.is_raw_prompt or influences.has_strict_tools:
+        return False
+    return not (influences.sampling.temperature > 1 or _has_penalty(influences.sampling))
+
+
+def _has_penalty(sampling: Sampling) -> bool:
+    """Return True if penalties or biases change the probabilities of the model."""
+    has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
+    return bool(has_penalty or sampling.logit_bias)
 
 
 def build_fidelity(config: Config, pool: RoutingPool, sink: AlertSink, count: CountSample) -> FidelityWatch:

@@ -353,8 +353,7 @@ def trace(
     different one, 2 if the recording cannot be replayed.
     """
     if fork_at is not None:
-        from unisono.cli.fork import ForkOptions, fork
-        from unisono.cli.trace import document_of
+        from unisono.cli.trace import ForkOptions, document_of, fork
 
         if trace is None or replay:
             raise click.UsageError("--fork-at needs a recording and cannot be combined with --replay")

@@ -1,7 +1,8 @@
-"""Implementation of `unisono trace`: prints or replays recordings from the store or a file."""
+"""`unisono trace`: prints, replays or forks recordings of the store or of a file."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,21 +13,26 @@ from typing import Any, Final, TypeVar
 import click
 
 from unisono.bootstrap.engine import violation
+from unisono.cli.backends import open_backends
 from unisono.cli.opened_store import run_on_store
-from unisono.cli.terminal import has_colour, on_one_line
+from unisono.cli.terminal import harmless, has_colour, on_one_line
 from unisono.cli.trace_view import painted
 from unisono.config import Config, load
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
+from unisono.core.conversation import Effort
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
-from unisono.core.generation import FinishReason
+from unisono.core.frozen import dataclass
+from unisono.core.generation import FinishReason, OutputForm, Sampling
 from unisono.core.json_syntax import is_well_formed, parsed_json
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.engine.replay import Replay, replay_answer, to_request
 from unisono.errors import UnisonoError
+from unisono.fidelity.runner import generate
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.observe.recording import Document, checked, output_records, unpacked
+from unisono.web.trace_fork import MORE_TOKENS, Fork, ForkChanges, common_length, first_difference, fork_of
 
 # Exit codes of a replay with a different result, and of a replay that is not possible.
 DIFFERENT, UNREPLAYABLE = 1, 2
@@ -273,3 +279,59 @@ def _describe_recorded(record: Mapping[str, Any]) -> str:
     return on_one_line(
         f"{record['closed']}{name}{cut}: {record['characters']} characters, sha256 {record['digest']}..."
     )
+
+
+# -- fork
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOptions:
+    """Options of a fork.
+
+    `position` is the 0-based index of the first token of the answer that is generated again. An empty `backend` means
+    the deployment that generated the answer. None leaves the effort or the tool result unchanged.
+    """
+
+    position: int
+    backend: str = ""
+    temperature: float = 0.0
+    effort: str | None = None
+    tool_result: str | None = None
+
+
+def fork(document: Document, options: ForkOptions, config_path: Path | None, *, as_json: bool) -> None:
+    """Generate the forked answer, and print it next to the recorded answer."""
+    try:
+        effort = None if options.effort is None else Effort(options.effort)
+        start = fork_of(document, ForkChanges(options.position, None, effort, options.tool_result))
+        tokens = asyncio.run(_generate(start, options, options.backend or str(document["backend"]), config_path))
+    except UnisonoError as error:
+        raise click.ClickException(str(error)) from error
+    except LookupError as error:
+        raise click.ClickException("this recording is damaged") from error
+    same = common_length(start.recorded, tokens)
+    is_equal = first_difference(start.recorded, tokens) is None
+    if as_json:
+        found = {"same": is_equal, "first_difference": None if is_equal else options.position + same}
+        click.echo(json.dumps(found | {"recorded": list(start.recorded), "forked": tokens}))
+        return
+    click.echo(f"in both from token {options.position}: {_decoded(tokens[:same])}")
+    if is_equal:
+        click.echo("The fork is the same as the recording.")
+        return
+    click.echo(f"first difference at token {options.position + same}")
+    click.echo(f"recorded: {_decoded(start.recorded[same:])}")
+    click.echo(f"forked:   {_decoded(tokens[same:])}")
+
+
+async def _generate(start: Fork, options: ForkOptions, name: str, config_path: Path | None) -> list[int]:
+    async with open_backends([name], config_path) as [live]:
+        capabilities = (await live.backend.probe()).capabilities
+        if not capabilities.prompt is capabilities.output is OutputForm.IDS:
+            raise click.ClickException(f"{name}: a fork needs a backend with token ids, such as vllm, llamacpp or mlx")
+        sampling = Sampling(temperature=options.temperature)
+        return await generate(live.backend, start.prompt, len(start.recorded) + MORE_TOKENS, live.timeouts, sampling)
+
+
+def _decoded(tokens: Sequence[int]) -> str:
+    return harmless(load_encoding().decode(tokens))

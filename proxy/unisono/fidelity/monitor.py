@@ -26,7 +26,6 @@ from unisono.core.ports import Backend
 from unisono.core.scoring import ScoreJob, ScoringBackend, TokenScore
 from unisono.core.tasks import cancel_all, cancel_and_wait
 from unisono.errors import BackendError, ContextTooLong
-from unisono.fidelity.counted_answers import LiveSample
 from unisono.fidelity.drift import DriftDetector, DriftLimits, measure
 from unisono.fidelity.runner import REQUEST_ID, generate
 
@@ -66,6 +65,20 @@ class WatchedDeployment(Protocol):
     def is_idle(self) -> bool: ...
 
     def set_fidelity(self, status: FidelityStatus | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSample:
+    """Answer of a deployment.
+
+    `is_free` means that only the model decided on the tokens, without constraints or penalties. `tokens` is empty for a
+    prompt that the shadow has yet to answer.
+    """
+
+    deployment: str
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    is_free: bool
 
 
 @dataclass(frozen=True, slots=True)

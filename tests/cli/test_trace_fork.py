@@ -16,8 +16,8 @@ from tests.fakes.language_model import Distribution, LanguageModel
 from unisono.cli import main
 from unisono.core.conversation import Effort
 from unisono.errors import InvalidRequest
-from unisono.fidelity.fork import with_effort, with_tool_result
 from unisono.harmony.encoding import load_encoding
+from unisono.web.trace_fork import with_effort, with_tool_result
 
 ENCODING = load_encoding()
 PROMPT = ENCODING.encode_marked(
