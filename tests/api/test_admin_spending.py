@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.api.admin.administration import Administration
-from unisono.api.admin.ledger_totals import key_spend
+from unisono.api.admin.budget_spend import key_spend
 from unisono.core.access import KeyRecord
 from unisono.core.budget_period import Period
 from unisono.core.directory import DirectoryEntry, EntryKind

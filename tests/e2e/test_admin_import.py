@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from tests.e2e.administered import AdminClient
 from tests.e2e.keyed import MASTER, with_keys
 from tests.e2e.test_admin_keys import becomes, works
-from unisono.api.admin.litellm_key_rows import read_export
+from unisono.api.admin.key_import import read_export
 from unisono.cli import main
 
 SECRET = "sk-Yq1vJ8m0cXw5kTn2"

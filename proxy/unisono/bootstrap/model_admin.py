@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from unisono.api.admin.models import visible_settings
 from unisono.api.admin.routes import ModelAdministration
-from unisono.api.admin.visible_settings import visible_settings
 from unisono.bootstrap.deployments import deployment_names
 from unisono.bootstrap.stored_models import (
     Build,

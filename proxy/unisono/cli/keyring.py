@@ -17,9 +17,9 @@ import click
 
 from unisono.access.keys import Issued, issued, rotated
 from unisono.api.admin.administration import Administration
-from unisono.api.admin.carried_spend import carry_spend
+from unisono.api.admin.budget_spend import carry_spend
+from unisono.api.admin.key_import import ImportedKey, import_keys, read_export
 from unisono.api.admin.keys import revoke_key
-from unisono.api.admin.litellm_key_rows import ImportedKey, import_keys, read_export
 from unisono.api.admin.roles import Actor, Role
 from unisono.bootstrap.salt import Salt
 from unisono.cli import opened_store

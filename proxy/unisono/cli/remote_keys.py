@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 import click
 
 from unisono.api.admin.fields import NO_MODELS
-from unisono.api.admin.litellm_key_rows import ImportedKey
+from unisono.api.admin.key_import import ImportedKey
 from unisono.cli.keyring import limit_texts, litellm_rows, print_imported, print_keys, print_new_key
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.terminal import on_one_line

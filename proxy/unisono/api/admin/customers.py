@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Query
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor, IdempotencyKey, page_of
+from unisono.api.admin.budget_spend import account_spend, applied_limits
 from unisono.api.admin.directory import (
     create_entry,
     delete_entries,
@@ -25,7 +26,6 @@ from unisono.api.admin.entry_schema import (
     NewCustomer,
     UpdateCustomer,
 )
-from unisono.api.admin.ledger_totals import account_spend, applied_limits
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import AnswerModel, Count, Object
 from unisono.api.dependencies import ParsedBody

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from unisono.api.admin.administration import Administration, no_such, page_of, until_stored
-from unisono.api.admin.carried_spend import carry_spend
+from unisono.api.admin.budget_spend import carry_spend
 from unisono.api.admin.entry_schema import ID_FIELDS, EntrySettings, ListQuery, TeamMember
 from unisono.api.admin.fields import AdminBody
 from unisono.api.admin.keys import revoke_key

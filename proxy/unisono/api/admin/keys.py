@@ -25,10 +25,9 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
-from unisono.api.admin.carried_spend import carry_spend
+from unisono.api.admin.budget_spend import carry_spend, key_spend
 from unisono.api.admin.fields import seconds_of
-from unisono.api.admin.key_aliases import alias_taken, claim_alias
-from unisono.api.admin.key_lookup import find_key, list_visible
+from unisono.api.admin.key_lookup import alias_taken, claim_alias, find_key, list_visible
 from unisono.api.admin.key_permissions import check_change, check_new_key
 from unisono.api.admin.key_schema import (
     DeletedKeys,
@@ -45,7 +44,6 @@ from unisono.api.admin.key_schema import (
     UpdateKey,
     team_of,
 )
-from unisono.api.admin.ledger_totals import key_spend
 from unisono.api.admin.roles import Actor
 from unisono.api.answer_types import Object
 from unisono.api.dependencies import ParsedBody, PathId

@@ -16,9 +16,9 @@ from fastapi import Query
 from pydantic import Field
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, Administration, CurrentActor
+from unisono.api.admin.budget_spend import FIRST_DAY, LAST_DAY, ledger_lines
 from unisono.api.admin.key_lookup import key_id_of
 from unisono.api.admin.key_schema import team_of
-from unisono.api.admin.ledger_totals import FIRST_DAY, LAST_DAY, ledger_lines
 from unisono.api.admin.roles import MASTER_ACTOR, Actor
 from unisono.api.admin.spend_logs import MAX_LISTED, day_end, day_start, request_log, request_logs
 from unisono.api.answer_types import AnswerModel, Count, Object

@@ -18,6 +18,7 @@ from unisono.api.admin.administration import (
     no_such,
     page_of,
 )
+from unisono.api.admin.budget_spend import spend_by
 from unisono.api.admin.directory import (
     change_members,
     create_entry,
@@ -41,7 +42,6 @@ from unisono.api.admin.entry_schema import (
     TeamReference,
     UpdateTeam,
 )
-from unisono.api.admin.ledger_totals import spend_by
 from unisono.api.admin.roles import Actor
 from unisono.api.admin.user_emails import user_with_email
 from unisono.api.answer_types import AnswerModel, Object

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from unisono.api.admin.administration import ADMIN, AdminDeps, CurrentActor, IdempotencyKey, creation_name
+from unisono.api.admin.budget_spend import key_owners, spend_by
 from unisono.api.admin.directory import (
     change_members,
     create_entry,
@@ -25,10 +26,9 @@ from unisono.api.admin.entry_schema import (
     UserPage,
     UserQuery,
 )
-from unisono.api.admin.key_aliases import check_alias
+from unisono.api.admin.key_lookup import check_alias
 from unisono.api.admin.key_schema import GenerateKey
 from unisono.api.admin.keys import create_key
-from unisono.api.admin.ledger_totals import key_owners, spend_by
 from unisono.api.admin.roles import MemberRole
 from unisono.api.answer_types import Object
 from unisono.api.dependencies import ParsedBody
