@@ -15,7 +15,7 @@ from starlette.types import Message
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.allowed_clients import is_local_host_header
-from unisono.api.answer_headers import limit_headers
+from unisono.api.answer_report import limit_headers
 from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.authentication import Authenticate
 from unisono.api.body import read_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from unisono.api.call_arguments import MAX_ARGUMENT_LEVELS, to_value
+from unisono.api.tool_calls import MAX_ARGUMENT_LEVELS, to_value
 from unisono.observe.span_content import _call
 
 

@@ -19,7 +19,7 @@ from tests.e2e.thread_watch import watching
 from tests.e2e.wires import WIRES, Fake, deployment
 from tests.fakes import VllmScript, stall_at
 from tests.schemas.suite import closed
-from unisono.api import call_arguments
+from unisono.api import tool_calls
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import validation
 
@@ -72,7 +72,7 @@ async def test_a_long_body_is_checked_outside_of_the_event_loop(
 
 @pytest.mark.slow
 async def test_long_arguments_for_messages_are_parsed_outside_of_the_event_loop(harness: Desk) -> None:
-    with watching(call_arguments) as watch:
+    with watching(tool_calls) as watch:
         for _ in range(MAX_ATTEMPTS):
             harness.think(calls("put", LONG), per_chunk=500)
             outcome = await SURFACES["messages"](harness, stream=False, **fields_for("messages", tools=[PUT]))

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.answer_headers import LIMIT_HEADERS
+from unisono.api.answer_report import LIMIT_HEADERS
 from unisono.api.error_responses import NO_RETRY_HEADER
 from unisono.api.request_headers import header_values
 from unisono.api.route_table import ANSWER_HEADERS, all_methods

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from unisono.api.answer_headers import limit_headers
+from unisono.api.answer_report import limit_headers
 from unisono.api.json_response import BODY_WRITER, BodyWriter, to_whole
 from unisono.core.access import Caller
 from unisono.core.frozen import dataclass

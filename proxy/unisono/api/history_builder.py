@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from unisono.api.call_ids import to_gateway_id
 from unisono.api.field_types import shortened
+from unisono.api.tool_calls import to_gateway_id
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.errors import InvalidRequest
 

@@ -16,7 +16,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header
+from unisono.api.answer_report import backend_header
 from unisono.api.body import off_loop
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import to_body

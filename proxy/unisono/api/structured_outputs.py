@@ -1,8 +1,9 @@
-"""Structured output fields of vLLM, SGLang and llama.cpp on Chat Completions.
+"""Required form of an answer: `response_format`, and fields of vLLM, SGLang and llama.cpp.
 
-Like `response_format`, these fields require a form of the final answer, but not of reasoning or tool calls. A backend
-that can enforce the form does so. Otherwise the gateway checks the answer, and generates another answer if the form is
-wrong. The other APIs refuse the fields.
+An unsupported schema is refused before generation. The error names the path of the unsupported keyword in the request.
+The fields of vLLM, SGLang and llama.cpp require a form of the final answer, but not of reasoning or tool calls. A
+backend that can enforce the form does so. Otherwise the gateway checks the answer, and generates another answer if the
+form is wrong. These fields apply to Chat Completions only; the other APIs refuse them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,109 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from pydantic import BeforeValidator, Field
 
-from unisono.api.field_types import AtMost, FieldInput, OpenModel, Parameters, Text, invalid_field
+from unisono.api.field_types import AtMost, FieldInput, OpenModel, Parameters, Text, invalid_field, refused
 from unisono.core.conversation import AnswerForm, TextGrammar
 from unisono.errors import InvalidRequest, UnsupportedValue
-from unisono.schemas import MAX_GRAMMAR_CHARACTERS, BadGrammar, check, check_grammar
+from unisono.schemas import MAX_GRAMMAR_CHARACTERS, OPENAI, BadGrammar, check, check_grammar
+
+JSON_OBJECT: Final = "json_object"
+JSON_SCHEMA: Final = "json_schema"
+KINDS: Final = ("text", JSON_OBJECT, JSON_SCHEMA)
+# Name of a form in the prompt if the request does not name it.
+UNNAMED: Final = "response"
+
+FormName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class SchemaSpec(OpenModel):
+    """Named JSON schema. If `schema` is missing, any JSON object is valid."""
+
+    name: FormName | None = None
+    description: Text | None = None
+    schema_: Parameters | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def form(self, at: str) -> AnswerForm:
+        """Return the format; `at` is the path of the schema in the request.
+
+        Raises InvalidRequest for a schema that is invalid or not supported.
+        """
+        strict = bool(self.strict)
+        if self.schema_ is not None:
+            check(self.schema_, at, strict=OPENAI if strict else None)
+        return AnswerForm(self.name or UNNAMED, self.schema_, self.description or "", strict)
+
+
+def _check_kind(value: Any) -> Any:
+    if isinstance(value, str) and value not in KINDS:
+        raise refused(f"must be one of {', '.join(KINDS)}")
+    return value
+
+
+Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(_check_kind)]
+
+
+class ResponseFormat(OpenModel):
+    """`response_format` of Chat Completions.
+
+    The field `json_schema` contains the schema. For the types `json_object` and `json_schema`, the schema may also be a
+    field of this object itself, as in the Responses API.
+    """
+
+    type: Kind
+    json_schema: SchemaSpec | None = None
+    schema_: Parameters | None = Field(None, alias="schema")
+    name: FormName | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+    def form(self, at: str) -> AnswerForm | None:
+        """Return the format, None for text; `at` is the path of the format in the request.
+
+        Raises InvalidRequest for an unsupported schema. The error names a field below `at`.
+        """
+        if self.type == "text":
+            return None
+        if self.type == JSON_SCHEMA and self.json_schema is not None:
+            return self.json_schema.form(f"{at}.json_schema.schema")
+        flat = SchemaSpec(name=self.name, description=self.description, schema=self.schema_, strict=self.strict)
+        return flat.form(f"{at}.schema")
+
+
+class TextFormat(SchemaSpec):
+    """`text.format` of the Responses API."""
+
+    type: Kind
+
+    def to_answer_form(self, at: str) -> AnswerForm | None:
+        """Return the format, None for text; `at` is the path of the format in the request.
+
+        Raises InvalidRequest for an unsupported schema. The error names a field below `at`.
+        """
+        if self.type == "text":
+            return None
+        return self.form(f"{at}.schema")
+
+    def written(self) -> dict[str, Any]:
+        """Return the format as the response repeats it."""
+        if self.type != JSON_SCHEMA:
+            return {"type": self.type}
+        return {
+            "type": JSON_SCHEMA,
+            "name": self.name or UNNAMED,
+            "description": self.description,
+            "schema": self.schema_ if self.schema_ is not None else {"type": "object"},
+            "strict": bool(self.strict),
+        }
+
 
 MAX_CHOICES: Final = 1_000
 MAX_CHOICE_CHARACTERS: Final = 4_096
-
-# Name of the form in the prompt, because these fields do not name it.
-UNNAMED: Final = "response"
 
 
 def _to_schema(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from unisono.access.model_access import text_model
-from unisono.api.chat.defaults import to_answer_defaults
+from unisono.api.chat.answer_options import to_answer_defaults
 from unisono.api.field_types import smallest
 from unisono.api.liveness import Readiness
 from unisono.api.model_rules import NO_DEFAULTS, AnswerDefaults, ModelRules

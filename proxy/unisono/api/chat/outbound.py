@@ -20,14 +20,13 @@ from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.chat.calls import has_room, to_call
+from unisono.api.answer_report import to_about
 from unisono.api.chat.finish_reason import to_finish_reason
 from unisono.api.client_toolbox import CallForm, Toolbox
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.logprobs import to_choice_logprobs, to_entries
 from unisono.api.request_options import ReasoningField
 from unisono.api.sse import DONE, error_event, event
-from unisono.api.unisono_object import to_about
 from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (
     Closed,
@@ -53,6 +52,29 @@ from unisono.core.frozen import dataclass
 from unisono.core.generation import Usage
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
+
+
+def has_room(calls: Sequence[CallForm], form: CallForm) -> bool:
+    """Return True if a message with calls of the forms `calls` can contain another of `form`.
+
+    A call in the legacy form must be the only call of its message.
+    """
+    return not calls or CallForm.LEGACY not in (calls[0], form)
+
+
+def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
+    """Return a complete call as an entry of `tool_calls`.
+
+    In the legacy form, returns the value of `function_call`.
+    """
+    match form:
+        case CallForm.CUSTOM:
+            custom = {"name": item.name, "input": arguments}
+            return {"id": item.call_id, "type": "custom", "custom": custom}
+        case CallForm.LEGACY:
+            return {"name": item.name, "arguments": arguments}
+        case _:  # the other forms are functions here
+            return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header, recoveries_header
+from unisono.api.answer_report import backend_header, recoveries_header
 from unisono.api.body import OFF_LOOP_BYTES, read_model_request, work_size
 from unisono.api.chat.answer_schema import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request

@@ -26,7 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from unisono.api.client_toolbox import CustomSpec, FunctionSpec, described
-from unisono.api.content_parts import ContentPart
+from unisono.api.content_parts import ChatFilePart, ContentPart
 from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -51,13 +51,11 @@ from unisono.api.field_types import (
     only_neutral,
     refused,
 )
-from unisono.api.file_parts import ChatFilePart
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media_loading import MediaHistory
 from unisono.api.request_options import EFFORTS, SamplingFields, SpelledEffort, to_effort
-from unisono.api.response_format import ResponseFormat
-from unisono.api.structured_outputs import StructuredFields
+from unisono.api.structured_outputs import ResponseFormat, StructuredFields
 from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.core.conversation import Effort
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import orjson
 
+from unisono.api.answer_report import to_about
 from unisono.api.answer_types import ABSENT, About, AnswerModel, CompletionObject, Count, TokenUsageObject
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.completions.logprobs import LegacyLogprobs
 from unisono.api.sse import DONE, error_event, event
-from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.frozen import dataclass
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage

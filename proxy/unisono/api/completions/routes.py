@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header
+from unisono.api.answer_report import backend_header
 from unisono.api.body import off_loop, read_model_request
 from unisono.api.caller_options import with_options
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests

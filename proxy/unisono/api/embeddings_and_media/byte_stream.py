@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from unisono.api.answer_headers import backend_header
+from unisono.api.answer_report import backend_header
 from unisono.api.disconnects import until_disconnect
 from unisono.api.error_responses import ClientGone, outcome
 from unisono.core.events import Event, PassedBytes

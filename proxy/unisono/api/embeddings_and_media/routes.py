@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header
+from unisono.api.answer_report import backend_header
 from unisono.api.body import off_loop, read_model_request
 from unisono.api.caller_options import REQUESTED_MODEL, caller_with_options, without_options
 from unisono.api.disconnects import until_disconnect

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import orjson
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
-from unisono.api.content_parts import MEDIA_PARTS, join
+from unisono.api.content_parts import MEDIA_PARTS, DocumentPart, join
 from unisono.api.field_types import MAX_PARTS, AtMost, FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
-from unisono.api.file_parts import DocumentPart
 from unisono.api.input_files import quoted_file
 
 # Types of document sources that are files and not text.

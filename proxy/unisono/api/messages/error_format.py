@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
 
-from unisono.api.answer_headers import limit_headers
+from unisono.api.answer_report import limit_headers
 from unisono.api.error_responses import FailureFormat, Formats
 from unisono.core.error_texts import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.core.quotas import QuotaStatus

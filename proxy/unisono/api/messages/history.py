@@ -16,7 +16,6 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from unisono.api.call_ids import to_gateway_id
 from unisono.api.client_toolbox import to_toolbox
 from unisono.api.compaction_summary import pending_calls
 from unisono.api.content_parts import join
@@ -43,6 +42,7 @@ from unisono.api.messages.content_blocks import (
 from unisono.api.messages.schema import MessageParam, MessagesTool
 from unisono.api.messages.server_tools import is_encrypted, references_in, result_text, sealed_in, to_declared
 from unisono.api.messages.tool_input import to_arguments
+from unisono.api.tool_calls import to_gateway_id
 from unisono.api.unused_fields import without_effect
 from unisono.core.conversation import (
     SUMMARY_HEADINGS,

@@ -36,8 +36,7 @@ from unisono.api.messages.server_tools import (
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
-from unisono.api.response_format import SchemaSpec
-from unisono.api.structured_outputs import refuse_forms
+from unisono.api.structured_outputs import SchemaSpec, refuse_forms
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tool_server_rules import ServerRules
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused

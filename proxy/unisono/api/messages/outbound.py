@@ -16,7 +16,7 @@ from typing import Any, Final, assert_never
 
 import orjson
 
-from unisono.api.call_ids import to_messages_id
+from unisono.api.answer_report import to_about
 from unisono.api.collected_answer import CollectedAnswer
 from unisono.api.gateway_tools import builtin_of
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
@@ -27,7 +27,7 @@ from unisono.api.messages.server_tools import name_of, to_call_block, to_result
 from unisono.api.messages.stop_reason import ShownBlocks, stop_fields
 from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.api.sse import named_event
-from unisono.api.unisono_object import to_about
+from unisono.api.tool_calls import to_messages_id
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.conversation import Item as Said
 from unisono.core.events import (

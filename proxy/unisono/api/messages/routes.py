@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header, recoveries_header
+from unisono.api.answer_report import backend_header, recoveries_header
 from unisono.api.automatic_compaction import request_to_count, start_answer
 from unisono.api.body import off_loop, read_json, work_size
 from unisono.api.caller_options import with_options

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from unisono.api.call_ids import MCP_TOOL_PREFIX, SERVER_TOOL_PREFIX, to_messages_id
 from unisono.api.client_toolbox import DeclaredTool, FunctionSpec, Toolbox
 from unisono.api.gateway_tools import BROWSER, PYTHON, SETTING, builtin_notes, builtin_of, to_builtin_servers
 from unisono.api.gateway_tools import SEARCH as TOOL_SEARCH
@@ -18,6 +17,7 @@ from unisono.api.messages.deferred_tools import is_search, is_searched, server_s
 from unisono.api.messages.mcp_servers import TOOLSET
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.messages.tool_input import to_wire
+from unisono.api.tool_calls import MCP_TOOL_PREFIX, SERVER_TOOL_PREFIX, to_messages_id
 from unisono.api.tool_choice import (
     FUNCTIONS,
     ChoiceMode,

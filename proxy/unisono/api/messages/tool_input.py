@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from unisono.api.call_arguments import to_value
+from unisono.api.tool_calls import to_value
 
 # Member name of the object that wraps invalid arguments.
 UNPARSED: Final = "unparsed_arguments"

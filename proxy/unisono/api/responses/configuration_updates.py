@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from unisono.api.field_types import OpenModel
 from unisono.api.request_options import SpelledEffort
-from unisono.api.response_format import TextFormat
+from unisono.api.structured_outputs import TextFormat
 from unisono.core.conversation import Effort
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem

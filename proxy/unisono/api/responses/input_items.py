@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
-from unisono.api.content_parts import TEXT_PARTS, ContentPart
+from unisono.api.content_parts import TEXT_PARTS, ContentPart, InputFilePart
 from unisono.api.field_types import (
     MAX_PARTS,
     MAX_TOOLS,
@@ -25,7 +25,6 @@ from unisono.api.field_types import (
     ToolName,
     invalid_field,
 )
-from unisono.api.file_parts import InputFilePart
 from unisono.api.responses.configuration_updates import CONFIGURATION_UPDATE, ConfigurationUpdate
 from unisono.api.responses.declared_tools import ResponsesTool, tool_echo, without_servers
 from unisono.api.responses.items import COMPLETED, Wire

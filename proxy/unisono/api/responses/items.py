@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
-from unisono.api.call_arguments import to_value
 from unisono.api.client_toolbox import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.api.responses.client_tools import FORMS, TOOLS, call_fields, shell_output
+from unisono.api.tool_calls import to_value
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,

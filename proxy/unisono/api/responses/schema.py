@@ -31,9 +31,9 @@ from unisono.api.logprobs import MAX_TOP_LOGPROBS
 from unisono.api.media_loading import MediaHistory
 from unisono.api.media_replacement import HistoryFields
 from unisono.api.request_options import SamplingFields, SpelledEffort
-from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.input_items import GivenItem, InputTrigger
+from unisono.api.structured_outputs import TextFormat
 from unisono.api.tool_choice import ChoiceMode, ChosenTools
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from unisono.api.answer_report import to_about
 from unisono.api.logprobs import to_entries
 from unisono.api.responses.client_tools import command_events
 from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
@@ -42,7 +43,6 @@ from unisono.api.responses.outbound.response import (
 )
 from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent, sse_of
 from unisono.api.responses.outbound.summary_events import SummaryEvents
-from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
     Closed,

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import orjson
 
-from unisono.api.call_arguments import to_value
 from unisono.api.client_toolbox import Toolbox
 from unisono.api.gateway_tools import PYTHON, SEARCH, builtin_of, public_label
 from unisono.api.responses.items import (
@@ -29,6 +28,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     WEB_SEARCH,
     ServerItemKind,
 )
+from unisono.api.tool_calls import to_value
 from unisono.api.tool_search import found_on_servers
 from unisono.core.conversation import AddedTools, FunctionTool, Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran

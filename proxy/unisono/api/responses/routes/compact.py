@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header, recoveries_header
+from unisono.api.answer_report import backend_header, recoveries_header, to_about
 from unisono.api.automatic_compaction import fitted, preserved_characters, threshold_of
 from unisono.api.body import read_model_request, work_size
 from unisono.api.client_toolbox import Toolbox
@@ -42,7 +42,6 @@ from unisono.api.responses.prepared_request import Sender, assembled, validate_b
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.route_table import RouteTable, dependency, keep_properties
-from unisono.api.unisono_object import to_about
 from unisono.api.unused_fields import MAX_NOTES, without_effect
 from unisono.core.conversation import Effort, Item, UserMessage
 from unisono.core.frozen import dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.answer_headers import backend_header, limit_headers, recoveries_header
+from unisono.api.answer_report import backend_header, limit_headers, recoveries_header
 from unisono.api.body import read_json, read_model_request, work_size
 from unisono.api.caller_options import GUARDRAILS
 from unisono.api.disconnects import until_disconnect
