@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from unisono.api.responses.outbound.summary_sentences import SummarySentences, summarize
+from unisono.api.responses.outbound.reasoning_summary import SummarySentences, summarize
 
 LIMIT = 40
 CASES: dict[str, tuple[str, str]] = {

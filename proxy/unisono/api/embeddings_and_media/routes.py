@@ -13,7 +13,6 @@ from unisono.api.body import off_loop, read_model_request
 from unisono.api.caller_options import REQUESTED_MODEL, caller_with_options, without_options
 from unisono.api.disconnects import until_disconnect
 from unisono.api.embeddings_and_media.byte_stream import started_bytes
-from unisono.api.embeddings_and_media.form_options import read_options, remaining_parts
 from unisono.api.embeddings_and_media.inbound import ModeModel, requested_model, to_generation_request
 from unisono.api.embeddings_and_media.schema import (
     AudioTranscript,
@@ -29,7 +28,7 @@ from unisono.api.embeddings_and_media.schema import (
     ScoreRequest,
     SpeechRequest,
 )
-from unisono.api.embeddings_and_media.upload import SpooledUpload, read_upload
+from unisono.api.embeddings_and_media.upload import SpooledUpload, read_options, read_upload, remaining_parts
 from unisono.api.end_user_fields import identify_end_user
 from unisono.api.json_response import to_whole
 from unisono.api.passthrough_requests import whole

@@ -11,7 +11,6 @@ from unisono.api.client_toolbox import Toolbox, to_toolbox
 from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, SEARCH, RunnableTools, builtin_of, server_tools_of
-from unisono.api.messages.compaction_blocks import last_compaction
 from unisono.api.messages.content_blocks import (
     BETWEEN,
     CompactionBlock,
@@ -20,6 +19,7 @@ from unisono.api.messages.content_blocks import (
     ThinkingBlock,
     ToolChangeBlock,
 )
+from unisono.api.messages.context_management import last_compaction
 from unisono.api.messages.deferred_tools import deferred_tools, is_search, is_searched, notes_on_deferred, with_declared
 from unisono.api.messages.history import HistoryReader, SealedBlocks
 from unisono.api.messages.mcp_servers import to_mcp_servers

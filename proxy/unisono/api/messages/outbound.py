@@ -22,9 +22,8 @@ from unisono.api.gateway_tools import builtin_of
 from unisono.api.messages.content_blocks import TOOL_REMOVAL
 from unisono.api.messages.error_format import to_body
 from unisono.api.messages.inbound import Thinking
-from unisono.api.messages.message_usage import to_usage
 from unisono.api.messages.server_tools import name_of, to_call_block, to_result
-from unisono.api.messages.stop_reason import ShownBlocks, stop_fields
+from unisono.api.messages.stop_reason_and_usage import ShownBlocks, stop_fields, to_usage
 from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.api.sse import named_event
 from unisono.api.tool_calls import to_messages_id

@@ -21,8 +21,7 @@ from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.json_response import to_whole
 from unisono.api.media_loading import MediaSource, media_context
 from unisono.api.messages.answer_schema import Message, MessageEvent, MessageTokens
-from unisono.api.messages.compaction_blocks import first_read_position
-from unisono.api.messages.context_editing import EditedRequest, edited
+from unisono.api.messages.context_management import EditedRequest, edited, first_read_position
 from unisono.api.messages.error_format import anthropic_limits
 from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import (

@@ -2,13 +2,14 @@
 
 A stored item has an id, its wire form in OpenAI's dialect, and its content for the model with the exact generated
 tokens. The wire form is translated to the client's dialect on output. Every stored item gets a new id. An id that a
-client sends is used only to find the stored item.
+client sends is used only to find the stored item. An item with too many log probabilities is stored without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from dataclasses import replace
+from typing import Any, Final, assert_never, cast
 
 from unisono.api.client_toolbox import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.api.responses.client_tools import FORMS, TOOLS, call_fields, shell_output
@@ -264,3 +265,30 @@ def to_listing(
         "last_id": items[-1].id if items else None,
         "has_more": has_more,
     }
+
+
+# Maximum number of log probabilities in a stored item, alternatives included. A log probability takes about 70 bytes.
+MAX_STORED_LOGPROBS: Final = 20_000
+
+
+def to_stored_output(items: Sequence[StoredItem]) -> tuple[StoredItem, ...]:
+    """Return the items in the form to store.
+
+    An item with more than `MAX_STORED_LOGPROBS` log probabilities loses all of them.
+    """
+    return tuple(_without_logprobs(item) if exceeds_storage(item) else item for item in items)
+
+
+def exceeds_storage(item: StoredItem) -> bool:
+    """Return True if an item has more than `MAX_STORED_LOGPROBS` log probabilities."""
+    entries = [entry for part in _parts(item) for entry in part.get("logprobs") or ()]
+    return sum(1 + len(entry["top_logprobs"]) for entry in entries) > MAX_STORED_LOGPROBS
+
+
+def _without_logprobs(item: StoredItem) -> StoredItem:
+    parts: list[Any] = [{**part, "logprobs": []} if "logprobs" in part else part for part in _parts(item)]
+    return replace(item, wire={**item.wire, "content": parts})
+
+
+def _parts(item: StoredItem) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", item.wire["content"]) if item.wire.get("type") == "message" else []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.outbound.stored_logprobs import to_stored_output
+from unisono.api.responses.items import to_stored_output
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import StoreUnavailable

@@ -26,8 +26,8 @@ from unisono.api.responses.input_conversion import KnownState, has_sealed, opene
 from unisono.api.responses.input_items import COMPACTIONS
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.reasoning_summary import SUMMARY_CHARS
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
-from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
 from unisono.api.responses.server_tools.servers import to_servers

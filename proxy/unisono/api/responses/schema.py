@@ -1,4 +1,4 @@
-"""Schema of a Responses request body, validated field by field.
+"""Schemas of a Responses request body and of the queries for stored objects.
 
 Each field has an effect, or is accepted without effect and reported in a note, or is rejected by name. `inbound`
 converts the fields and checks rules that concern several fields. The items of `input` are in `input_items`.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from unisono.api.answer_types import ABSENT
 from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -21,6 +22,7 @@ from unisono.api.field_types import (
     Id,
     ModelName,
     OpenModel,
+    QueryModel,
     Text,
     invalid_field,
     neutral,
@@ -211,3 +213,73 @@ class ResponsesRequest(SamplingFields, ResponsesInput):
     def logprobs(self) -> int | None:
         """Number of alternative tokens to report; None if log probabilities are not requested."""
         return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None
+
+
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+
+def _to_limit(value: Any) -> int:
+    """Parse the query parameter `limit`, the page size."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
+        limit = int(value)
+        if 1 <= limit <= MAX_PAGE:
+            return limit
+    raise invalid_field(f"must be a number from 1 to {MAX_PAGE}")
+
+
+MAX_EVENT_DIGITS = 15
+
+
+def _to_event(value: Any) -> int:
+    """Parse `starting_after`, the number of the last event that the client has received."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
+        return int(value)
+    raise invalid_field(f"must be the number of an event: 1 to {MAX_EVENT_DIGITS} digits")
+
+
+def _to_flag(value: Any) -> bool:
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise invalid_field("must be true or false")
+
+
+Limit = Annotated[int, BeforeValidator(_to_limit), FieldInput(Annotated[int, Field(ge=1, le=MAX_PAGE)])]
+EventNumber = Annotated[
+    int, BeforeValidator(_to_event), FieldInput(Annotated[int, Field(ge=0, lt=10**MAX_EVENT_DIGITS)])
+]
+
+
+class ItemQuery(QueryModel):
+    """Query for items. OpenAI's `include` has no effect, because all fields are always returned."""
+
+    include: list[Included] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_includes(cls, query: Any) -> Any:
+        # Clients name the parameter `include` or `include[]`. A single value of `include[]` arrives as a string.
+        bracketed = query.pop("include[]", [])
+        bracketed = [bracketed] if isinstance(bracketed, str) else bracketed
+        return {**query, "include": [*query.get("include", ()), *bracketed]}
+
+    @field_validator("include")
+    @classmethod
+    def _includable(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in INCLUDABLE:
+                raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
+        return value
+
+
+class PageQuery(ItemQuery):
+    after: str = ABSENT
+    limit: Limit = DEFAULT_PAGE
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ResponseQuery(ItemQuery):
+    """Query for a whole response, or for its events after number `starting_after`."""
+
+    stream: Annotated[bool, BeforeValidator(_to_flag)] = False
+    starting_after: EventNumber = ABSENT

@@ -17,9 +17,9 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
+from unisono.api.responses.outbound.reasoning_summary import DELTA as SUMMARY_DELTA
+from unisono.api.responses.outbound.reasoning_summary import last_events, summary_part
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
-from unisono.api.responses.outbound.summary_events import DELTA as SUMMARY_DELTA
-from unisono.api.responses.outbound.summary_events import last_events, summary_part
 from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError

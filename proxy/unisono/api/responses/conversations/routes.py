@@ -40,8 +40,7 @@ from unisono.api.responses.input_items import (
     InputSearchOutput,
 )
 from unisono.api.responses.items import NewId, meaning_of, to_listing
-from unisono.api.responses.queries import ItemQuery, PageQuery
-from unisono.api.responses.schema import Metadata
+from unisono.api.responses.schema import ItemQuery, Metadata, PageQuery
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.server_tools.deferred_tools import items_searcher
 from unisono.api.route_table import BODY_404_409, READ_404, READ_404_409, RouteTable

@@ -18,7 +18,7 @@ from unisono.api.answer_report import to_about
 from unisono.api.logprobs import to_entries
 from unisono.api.responses.client_tools import command_events
 from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
-from unisono.api.responses.outbound import mcp_items
+from unisono.api.responses.outbound import server_tool_items
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
@@ -31,6 +31,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ItemLifecycle,
     OpenItem,
 )
+from unisono.api.responses.outbound.reasoning_summary import SummaryEvents
 from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
@@ -42,7 +43,6 @@ from unisono.api.responses.outbound.response import (
     to_status,
 )
 from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent, sse_of
-from unisono.api.responses.outbound.summary_events import SummaryEvents
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
     Closed,
@@ -206,7 +206,7 @@ class ResponseEvents:
                 pass  # emitted with its first text: empty reasoning is omitted
             case ToolCall() if self._frame.hold_calls or self._frame.lifecycle(item) is not ARGUMENTS:
                 pass
-            case HostedCall() if item.needs_approval or mcp_items.kind_of(item).is_added_at_end:
+            case HostedCall() if item.needs_approval or server_tool_items.kind_of(item).is_added_at_end:
                 pass
             case Text() | ToolCall() | HostedCall() | Listing():
                 self._show(item)
@@ -235,13 +235,13 @@ class ResponseEvents:
             open_item = self._show(closed.item, closed.text)
         text = closed.text
         if isinstance(closed.item, HostedCall):
-            text = mcp_items.complete_text(closed.item, text)
+            text = server_tool_items.complete_text(closed.item, text)
         emitted = open_item.text.getvalue()
         self._emit_delta(open_item, text[len(emitted) :])
         open_item.closed = closed
         if isinstance(closed.item, HostedCall):
             self._emit_text(open_item, text)
-            for step in mcp_items.kind_of(closed.item).made:
+            for step in server_tool_items.kind_of(closed.item).made:
                 self._step(open_item, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
@@ -257,7 +257,7 @@ class ResponseEvents:
     def _request(self, closed: Closed) -> None:
         self._settle(COMPLETED)
         item_id = self._frame.item_id(closed.item, self._new_id)
-        item = mcp_items.to_stored_request(closed, item_id, self._silent_items)
+        item = server_tool_items.to_stored_request(closed, item_id, self._silent_items)
         self._silent_items = []
         self._add_whole(item)
 
@@ -273,23 +273,24 @@ class ResponseEvents:
         opened = self._open_item
         assert opened is not None
         if isinstance(entry, Listed):
-            item = mcp_items.to_stored_listing(entry.item, opened.id, entry)
+            item = server_tool_items.to_stored_listing(entry.item, opened.id, entry)
             self._end_server_call(opened, item, failed=entry.error is not None)
         else:
-            assert opened.closed is not None
+            closed = opened.closed
+            assert closed is not None
             self._builtins.record_result(entry.item, entry)
-            item = mcp_items.to_stored_call(opened.closed, opened.id, entry, opened.silent_items, self._builtins)
+            item = server_tool_items.to_stored_call(closed, opened.id, entry, opened.silent_items, self._builtins)
             self._end_server_call(opened, item, failed=entry.outcome.is_error)
-            if mcp_items.kind_of(entry.item) is TOOL_SEARCH_CALL:
+            if server_tool_items.kind_of(entry.item) is TOOL_SEARCH_CALL:
                 declared = self._frame.request.get("tools") or ()
-                self._add_whole(mcp_items.to_stored_search_result(entry, self._frame.toolbox, declared))
+                self._add_whole(server_tool_items.to_stored_search_result(entry, self._frame.toolbox, declared))
 
     def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
-        self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
+        self._step(open_item, server_tool_items.kind_of(open_item.made).failed if failed else "completed")
         self._done(open_item, item)
 
     def _step(self, open_item: OpenItem, step: str) -> None:
-        if (kind := mcp_items.kind_of(open_item.made)).has_steps:
+        if (kind := server_tool_items.kind_of(open_item.made)).has_steps:
             self._add(f"response.{kind.type}.{step}", open_item.location)
 
     # -- item life cycles

@@ -10,8 +10,8 @@ from unisono.api.client_toolbox import CallForm
 from unisono.api.responses.client_tools import TOOLS
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.citations import Citations
+from unisono.api.responses.outbound.reasoning_summary import SummaryEvents
 from unisono.api.responses.outbound.serializer import DeltaForm
-from unisono.api.responses.outbound.summary_events import SummaryEvents
 from unisono.core.conversation import Item
 from unisono.core.events import Closed
 from unisono.core.events import Item as Made

@@ -12,10 +12,12 @@ from unisono.api.responses.declared_tools import tool_echo
 from unisono.api.responses.items import (
     CALL_TYPES,
     IN_PROGRESS,
+    MAX_STORED_LOGPROBS,
     NewId,
     Wire,
     annotated,
     call,
+    exceeds_storage,
     message,
     prefix_of,
     reasoning,
@@ -25,7 +27,6 @@ from unisono.api.responses.items import (
     text_part,
     to_item,
 )
-from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.item_lifecycle import (
@@ -37,7 +38,8 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ItemLifecycle,
     OpenItem,
 )
-from unisono.api.responses.outbound.mcp_items import (
+from unisono.api.responses.outbound.server_tool_items import (
+    BuiltinCalls,
     kind_of,
     listing,
     request_type,
@@ -45,7 +47,6 @@ from unisono.api.responses.outbound.mcp_items import (
     to_stored_call,
     to_stored_listing,
 )
-from unisono.api.responses.outbound.stored_logprobs import MAX_STORED_LOGPROBS, exceeds_storage
 from unisono.api.responses.schema import LOGPROBS, OUTPUTS, SOURCES, ResponsesRequest
 from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Listing, Reasoning, Text, ToolCall

@@ -25,9 +25,9 @@ from unisono.api.responses.outbound.item_lifecycle import (
     TEXT,
     ItemLifecycle,
 )
+from unisono.api.responses.outbound.reasoning_summary import delta_event, first_event, last_events
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.outbound.summary_events import delta_event, first_event, last_events
 from unisono.core.state_store import Status, StoredResponse
 
 PARTS: Mapping[str, ItemLifecycle] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}

@@ -17,9 +17,9 @@ from unisono.api.responses.background.runner import missing
 from unisono.api.responses.continued_history import OUR_ID
 from unisono.api.responses.items import to_listing
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
-from unisono.api.responses.queries import PageQuery, ResponseQuery
 from unisono.api.responses.routes.create import to_http_response
 from unisono.api.responses.routes.responses_api import ResponsesApi, open_responses_table, responses_table, to_sse
+from unisono.api.responses.schema import PageQuery, ResponseQuery
 from unisono.api.route_table import READ_404, READ_404_409, RouteTable
 from unisono.api.sse import EventStream
 from unisono.core.state_store import StoredItem, StoredResponse

@@ -1,7 +1,8 @@
-"""Edits that clear old results and reasoning from a conversation before it is rendered.
+"""Context management: the newest compaction block, and edits that clear old content.
 
-An edit is not applied if it would clear fewer tokens than the client's minimum. The prompt then still matches the
-backend's prompt cache.
+A compaction block replaces everything before it. The edits clear old results and reasoning from a conversation before
+it is rendered. An edit is not applied if it would clear fewer tokens than the client's minimum. The prompt then still
+matches the backend's prompt cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from unisono.api.gateway_tools import BROWSER, PYTHON
+from unisono.api.messages.content_blocks import CompactionBlock
 from unisono.api.messages.context_management_schema import ALL, ClearThinking, ClearToolUses, CompactEdit, Edit
+from unisono.api.messages.schema import MessageParam
 from unisono.api.messages.server_tools import CODE, NAMES
 from unisono.core.conversation import (
     AssistantCall,
@@ -24,6 +27,38 @@ from unisono.core.conversation import (
 from unisono.core.frozen import dataclass
 from unisono.core.tool_host import SEPARATOR, ToolNames
 from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
+
+
+def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
+    """Return the index of the message with the newest compaction block, and of the block in it.
+
+    Returns None if there is no compaction block with a summary.
+    """
+    return next(
+        (
+            (position, place)
+            for position in reversed(range(len(messages)))
+            for place in reversed(range(len(messages[position].content)))
+            if isinstance(block := messages[position].content[place], CompactionBlock) and block.content
+        ),
+        None,
+    )
+
+
+async def first_read_position(messages: Sequence[Any]) -> int:
+    """Return the index of the first message that the model reads.
+
+    This is the message with the newest compaction block, or 0 if there is no such block.
+    """
+    # This function runs before validation. It is a coroutine because its counterpart in the Responses API, which has to
+    # decrypt items, is one.
+    for position in reversed(range(len(messages))):
+        content = messages[position].get("content") if isinstance(messages[position], dict) else None
+        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        if any(block.get("type") == "compaction" and block.get("content") for block in blocks):
+            return position
+    return 0
+
 
 # Maximum number of tools, as pairs of a server and a name, for which an edit determines the model's name. Without this
 # limit, the names in a small request could take minutes.
