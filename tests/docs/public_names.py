@@ -290,7 +290,7 @@ def _of_sources(source: Path) -> Iterator[str]:
                 yield from (f"header {name.lower()}" for name in _HEADER.findall(node.value))
                 if _VARIABLE.fullmatch(node.value):
                     yield f"environment {node.value}"
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("log.", "request_log.")):
                 yield from (f"log extra {key}" for key in _extra_keys(node, tree))
 
 

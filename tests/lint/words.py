@@ -107,7 +107,7 @@ def _messages(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Raise(exc=ast.Call() as call):
                 yield from _strings(call)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="log"))):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="log" | "request_log"))):
                 yield from _strings(node)
 
 
