@@ -10,7 +10,7 @@ from time import monotonic
 
 from unisono.bootstrap.deployments import deployment_names
 from unisono.config import Config, ModelEntry
-from unisono.config.fidelity_settings import FidelitySettings
+from unisono.config.unisono_settings import FidelitySettings
 from unisono.core.alerts import AlertSink
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer, TokenInfluences

@@ -6,7 +6,7 @@ import logging
 import re
 
 from unisono.config import Config
-from unisono.config.environment import MASTER_KEY_VARIABLE
+from unisono.config.environment_and_credentials import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 from unisono.net.special_addresses import is_loopback
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
-from unisono.config.environment import MASTER_KEY_VARIABLE
+from unisono.config.environment_and_credentials import MASTER_KEY_VARIABLE
 from unisono.core.frozen import dataclass
 from unisono.core.install_commands import install_command
 

@@ -6,16 +6,16 @@ ConfigError with a message that begins with the path of the key. A setting witho
 
 from unisono.config.config_file import data_folder
 from unisono.config.general_settings import GeneralSettings
-from unisono.config.input_file_settings import FileSettings
 from unisono.config.litellm_import import imported, own_servers
 from unisono.config.load import Loaded, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
 from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, ModelEntry, ModelInfo, ModelSettings
-from unisono.config.root_config import Config, GatewaySettings, HookSettings, LitellmSettings
+from unisono.config.root_config import Config, LitellmSettings
 from unisono.config.router_settings import RouterSettings
 from unisono.config.store_settings import StoreSettings
 from unisono.config.telemetry_settings import AlertSettings, RequestFileSettings, RequestRecordSettings, TraceSettings
+from unisono.config.unisono_settings import FileSettings, GatewaySettings, HookSettings
 
 __all__ = [
     "KINDS",

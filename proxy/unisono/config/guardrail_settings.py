@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from unisono.config.section_base import Name, Section
-from unisono.config.unvalidated_values import entries_of
+from unisono.config.section_base import Name, Section, entries_of
 
 CONTENT_FILTER = "litellm_content_filter"
 PRESIDIO = "presidio"

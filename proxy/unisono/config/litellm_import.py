@@ -15,7 +15,7 @@ from urllib.parse import quote
 import yaml
 
 from unisono.config.config_file import read
-from unisono.config.environment import ENVIRONMENT_PREFIX
+from unisono.config.environment_and_credentials import ENVIRONMENT_PREFIX
 from unisono.config.load import effective_part, parse
 from unisono.config.model_settings import KIND_ALIASES
 from unisono.errors import ConfigError

@@ -16,8 +16,14 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from unisono.config.addresses import SUPPORTED_STORES, without_route
 from unisono.config.config_file import ConfigFile, read
-from unisono.config.credential_list import Credentials, credentials_of
-from unisono.config.environment import MASTER_KEY_VARIABLE, EnvironmentReferences, master_key_variable, own_environment
+from unisono.config.environment_and_credentials import (
+    MASTER_KEY_VARIABLE,
+    Credentials,
+    EnvironmentReferences,
+    credentials_of,
+    master_key_variable,
+    own_environment,
+)
 from unisono.config.guardrail_settings import GUARDRAIL_KINDS, GuardrailSettings, guardrails_of
 from unisono.config.ineffective_settings import (
     LITELLM,
@@ -34,8 +40,8 @@ from unisono.config.ineffective_settings import (
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, RequestDefaults, is_of_litellm
 from unisono.config.root_config import Config
+from unisono.config.section_base import described
 from unisono.config.store_settings import StoreSettings
-from unisono.config.unvalidated_values import described
 from unisono.config.validation import PROVIDER, FilePositions, refuse_lone_surrogates, validated
 from unisono.core.error_texts import close_matches
 from unisono.core.frozen import dataclass

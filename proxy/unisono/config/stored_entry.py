@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from unisono.config.environment import ENVIRONMENT_PREFIX
+from unisono.config.environment_and_credentials import ENVIRONMENT_PREFIX
 from unisono.config.load import parse
 from unisono.config.model_settings import ModelEntry
 from unisono.config.root_config import Config

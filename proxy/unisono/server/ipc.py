@@ -13,7 +13,7 @@ import socket
 from typing import TypeAlias
 
 from unisono.config import Config
-from unisono.config.environment import MASTER_KEY_VARIABLE
+from unisono.config.environment_and_credentials import MASTER_KEY_VARIABLE
 from unisono.core.frozen import dataclass
 
 LENGTH_BYTES = 8

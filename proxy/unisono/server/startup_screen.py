@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from unisono.bootstrap.gateway import Gateway
-from unisono.config.environment import MASTER_KEY_VARIABLE
+from unisono.config.environment_and_credentials import MASTER_KEY_VARIABLE
 from unisono.core.deployments import DeploymentState
 from unisono.core.passthrough_request import ModelMode
 

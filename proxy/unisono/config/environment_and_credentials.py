@@ -1,4 +1,8 @@
-"""References to the environment, `os.environ/NAME`, and the section `environment_variables`."""
+"""Values that a file takes from elsewhere: environment variables and credentials.
+
+References to the environment are `os.environ/NAME`. The section `environment_variables` takes precedence over the
+environment. The values in `credential_list` are added to the entries that name a credential.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import field
 from datetime import date
 from typing import Any
 
-from unisono.config.unvalidated_values import described
+from unisono.config.section_base import described, entries_of
 from unisono.core.frozen import dataclass
 from unisono.errors import ConfigError
 
@@ -87,3 +91,47 @@ class EnvironmentReferences:
                 return value.isoformat()
             case _:
                 return value
+
+
+def credentials_of(raw: object, errors: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the values of each credential, by its name.
+
+    Adds an error to `errors` if two credentials have the same name.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for index, entry in entries_of(raw, "credential_list"):
+        name, values = entry.get("credential_name"), entry.get("credential_values")
+        if not isinstance(name, str) or not isinstance(values, Mapping):
+            continue
+        if name in found:
+            errors.append(f"credential_list[{index}].credential_name: another credential has the same name; rename one")
+        found.setdefault(name, values)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Values of the credentials in a file, keyed by name.
+
+    If an entry names an unknown credential, an error is added to `references.errors`.
+    """
+
+    values: Mapping[str, Mapping[str, Any]]
+    references: EnvironmentReferences
+
+    def added_to(self, params: Mapping[Any, Any], path: str) -> Mapping[Any, Any]:
+        """Return the section `params` with the values of the credential that it names.
+
+        Keys that the section sets itself take precedence. A section that names no credential is returned unchanged.
+        """
+        name = self.references.peeked(params.get("litellm_credential_name"))
+        if not isinstance(name, str) or name.startswith(ENVIRONMENT_PREFIX):
+            return params
+        if name not in self.values:
+            self.references.errors.append(
+                f"{path}.litellm_credential_name: unknown credential `{name}`; add it to `credential_list`"
+            )
+        # In the file that `import-litellm` writes, the entry still names the credential, so no values are added.
+        values = self.values.get(name, {}) if self.references.resolves else {}
+        own = {"api_base", "base_url"} if {"api_base", "base_url"} & params.keys() else set()
+        return {**{key: value for key, value in values.items() if key not in own}, **params}
