@@ -35,8 +35,7 @@ from unisono.bootstrap.chat_api import DIRECT_ROUTES, chat_route
 from unisono.bootstrap.deployments import build_pool
 from unisono.bootstrap.engine import build_engine
 from unisono.bootstrap.fidelity import FidelityWatch
-from unisono.bootstrap.gateway import Gateway
-from unisono.bootstrap.gateway_parts import build_parts
+from unisono.bootstrap.gateway import Gateway, build_parts
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.lazy_routes import lazy_routes
 from unisono.bootstrap.models import cards, readiness, rules_by_model

@@ -185,7 +185,7 @@ def test_init_writes_a_file_for_the_backends_found_and_replaces_none(
     async def discovered() -> list[DiscoveredBackend]:
         return found
 
-    monkeypatch.setattr("unisono.cli.init_config.discover", discovered)
+    monkeypatch.setattr("unisono.cli.new_config.discover", discovered)
     target = tmp_path / "config.yaml"
     result = CliRunner().invoke(main, ["init", "-o", str(target)])
     assert result.exit_code == 0, result.output

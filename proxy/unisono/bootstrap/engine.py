@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from secrets import token_hex
 from time import thread_time
+from typing import TYPE_CHECKING
 
 from unisono import schemas
-from unisono.bootstrap.gateway_parts import Parts
 from unisono.bootstrap.salt import cache_salts
 from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema
@@ -19,6 +19,9 @@ from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.routing.pool import RoutingPool
+
+if TYPE_CHECKING:
+    from unisono.bootstrap.gateway import Parts
 
 
 def build_engine(

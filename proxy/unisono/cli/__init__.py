@@ -99,7 +99,7 @@ def init(target: Path, force: bool) -> None:
 
     It contains the gpt-oss backends on their default ports, or the demo model if there are none.
     """
-    from unisono.cli.init_config import run
+    from unisono.cli.new_config import init as run
 
     run(target, force=force)
 
@@ -120,7 +120,7 @@ def import_litellm(source: Path, target: Path | None, no_probe: bool) -> None:
     Settings without effect are listed in comments, with the reason. For gpt-oss models named `openai/...`, the server
     is probed to find its kind.
     """
-    from unisono.cli.import_litellm import run
+    from unisono.cli.new_config import import_litellm as run
 
     run(source, target, probes=not no_probe)
 
