@@ -43,10 +43,9 @@ from unisono_adapters._events import count, decoded, field_of, generate, text_of
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._gbnf import choice_grammar, client_grammar, regex_grammar
 from unisono_adapters._http import BackendHttp
-from unisono_adapters._llamacpp_scoring import score_forced
 from unisono_adapters._load_metrics import LoadPages, amount, by_part, document, part, samples
 from unisono_adapters._probe import Subject, examine
-from unisono_adapters._scoring import GREEDY, to_logprob
+from unisono_adapters._scoring import GREEDY, score_forced, to_logprob
 
 
 class LostIds:

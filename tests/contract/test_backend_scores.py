@@ -12,7 +12,7 @@ from tests.fakes.dialects import logprob_of
 from unisono.core.probe import Check
 from unisono.core.scoring import ScoreJob, ScoringBackend, TokenScore
 from unisono.errors import BackendError
-from unisono_adapters._llamacpp_scoring import FORCED_TOKENS, parts_of
+from unisono_adapters._scoring import FORCED_TOKENS, parts_of
 
 # Kinds whose servers score given tokens. `mlx` is tested with its real engine.
 SCORING_KINDS = ("vllm", "sglang", "llamacpp")

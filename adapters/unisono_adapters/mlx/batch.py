@@ -21,17 +21,22 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
 from unisono_adapters.mlx.guides import Guide
-from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Command, Submit, Withdraw
 from unisono_adapters.mlx.prefix import Layers, Prefixes
 from unisono_adapters.mlx.sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 from unisono_adapters.mlx.wire import (
+    EVERYONE,
+    Addressed,
+    BatchLimits,
+    Command,
     GenerateCommand,
     Logprob,
     PromptLogprobs,
     Pulse,
     Reason,
     RequestRefused,
+    Submit,
     TokenOutput,
+    Withdraw,
 )
 
 # Maximum number of tokens per pass of the model. The result has 201,088 numbers for each token: 100 MB per pass.

@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING
 from unisono.core.install_commands import install_command
 from unisono_adapters.huggingface_download import SNAPSHOT_FILES
 from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
-from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Submit, Withdraw
 from unisono_adapters.mlx.wire import (
+    EVERYONE,
     LINE_LIMIT,
+    Addressed,
+    BatchLimits,
     Cancel,
     Count,
     CountAnswer,
@@ -38,9 +40,11 @@ from unisono_adapters.mlx.wire import (
     GenerateCommand,
     Ready,
     RequestRefused,
+    Submit,
     ToGateway,
     Tokenize,
     WireError,
+    Withdraw,
     from_line,
     to_line,
 )

@@ -42,9 +42,8 @@ from unisono_adapters._constraints import refusal
 from unisono_adapters._load_metrics import LOAD_S
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._scoring import score_prompt
-from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.process import EngineProcess, Inbox
-from unisono_adapters.mlx.wire import Ready, Reason
+from unisono_adapters.mlx.wire import BatchLimits, Ready, Reason
 
 # Seconds to wait before a restart. The index is the number of consecutive processes that ended without finishing a
 # request; beyond the end of the list, the last value is used.

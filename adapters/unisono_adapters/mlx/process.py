@@ -18,11 +18,10 @@ from pathlib import Path
 
 from unisono.core.generation import CompletionJob, TokenLogprob
 from unisono.errors import BackendUnavailable
-from unisono_adapters.mlx.jobs import BatchLimits
-from unisono_adapters.mlx.launch import ProcessHandle, start_own
-from unisono_adapters.mlx.shared_engine import joined
+from unisono_adapters.mlx.launch import ProcessHandle, joined, start_own
 from unisono_adapters.mlx.wire import (
     LINE_LIMIT,
+    BatchLimits,
     Cancel,
     Count,
     CountAnswer,

@@ -1,21 +1,28 @@
-"""Protocol between gateway and engine process: one JSON object per line over a Unix socket.
+"""Protocol between gateway and engine process, and orders between the engine's threads.
 
-Both sides import this module, and neither imports modules of the other side. A gateway sends GenerateCommand, Cancel,
-Tokenize and Count. The engine sends Ready or Failed once per connection. After Ready, it answers each command with
-messages that have the `id` of the command: PromptLogprobs, TokenOutput, RequestRefused, Encoded or CountAnswer. While
-the engine generates, it also sends Pulse. An `id` is unique on its connection, so several gateway processes can share
-one engine.
+The protocol has one JSON object per line over a Unix socket. Both sides import this module, and neither imports modules
+of the other side. A gateway sends GenerateCommand, Cancel, Tokenize and Count. The engine sends Ready or Failed once
+per connection. After Ready, it answers each command with messages that have the `id` of the command: PromptLogprobs,
+TokenOutput, RequestRefused, Encoded or CountAnswer. While the engine generates, it also sends Pulse. An `id` is unique
+on its connection, so several gateway processes can share one engine.
+
+The socket thread of the engine gives the generation thread a Submit or a Withdraw. This module does not import mlx. So
+the socket thread can still run, and report the error, if mlx cannot be imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import orjson
 
 from unisono.core.frozen import dataclass
 from unisono.core.generation import AnyJson, Constraint, Gbnf, JsonSchema, Lark, OneOf, Regex, Sampling
+
+if TYPE_CHECKING:
+    from unisono_adapters.mlx.guides import Guide
+
 
 # Maximum length of a line in bytes. The line for a prompt that fills the context has about a megabyte.
 LINE_LIMIT = 32 * 1024 * 1024
@@ -229,3 +236,48 @@ def _constraint(value: Any) -> Constraint | None:
 _OTHERS: Mapping[str, type[JsonSchema | AnyJson | Regex | Gbnf | Lark]] = {
     kind.kind: kind for kind in (JsonSchema, AnyJson, Regex, Gbnf, Lark)
 }
+
+
+EVERYONE = -1
+
+# Message with the number of the connection to send it on, or EVERYONE for all connections.
+Addressed: TypeAlias = tuple[int, ToGateway]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of the engine.
+
+    At most `batch` requests run at the same time, and at most `waiting` more are queued. `prefill_chunk` is the maximum
+    number of prompt tokens that one step reads. It limits the duration of a step, and therefore the time until a
+    cancelled request leaves the batch. A `prefix_cache_bytes` of 0 turns the prefix cache off.
+    """
+
+    batch: int = 32
+    waiting: int = 256
+    prefill_chunk: int = 512
+    prefix_cache_bytes: int = 2 * 1024**3
+    prefix_cache_entries: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Order to add a request to the batch.
+
+    `guide` enforces the constraint of the request; it is None if the request has no constraint.
+    """
+
+    connection: int
+    command: GenerateCommand
+    guide: Guide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Order to cancel the request `id` of a connection, or all its requests if `id` is None."""
+
+    connection: int
+    id: int | None = None
+
+
+Command: TypeAlias = Submit | Withdraw
