@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
-from unisono.core.generation import FinishReason, Usage, share_ids
+from unisono.core.generation import FinishReason, Usage
 from unisono.core.ports import Violation
 from unisono.core.server_tool_arguments import ToolArguments
 from unisono.engine.interventions.controller import InterventionController
@@ -40,7 +40,7 @@ from unisono.engine.steps import (
 from unisono.engine.transcript import Transcript, replay_entry
 from unisono.errors import StoreUnreadable
 from unisono.harmony.channel_router import HarmonyRouter
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.encoding import Encoding, share_ids
 from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tool_declarations import ToolSet
 

@@ -12,10 +12,10 @@ from typing import Final
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text
-from unisono.core.generation import ALL_STOP_TOKENS, FIRST_SPECIAL, FinishReason, Usage, share_ids
+from unisono.core.generation import ALL_STOP_TOKENS, FIRST_SPECIAL, FinishReason, Usage
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.request import RawPrompt
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.encoding import Encoding, share_ids
 
 ITEM: Final = Text(0, Phase.FINAL)
 

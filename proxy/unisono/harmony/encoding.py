@@ -2,7 +2,7 @@
 
 tiktoken encodes all text. openai-harmony has an encoder for the same ids, but it takes quadratic time on one unbroken
 run of characters, holds the GIL, and needs 50 MB. It is the reference for tests, and a setting selects its parser for
-message bodies.
+message bodies. All messages and answers share the objects of token ids (`share_ids`).
 """
 
 from __future__ import annotations
@@ -180,3 +180,21 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     # The encoder has copied the table; free its 20 MB.
     ranks.clear()
     return Encoding(bpe)
+
+
+class SharedIds(dict[int, int]):
+    """Table of shared ids; filled on demand, as a process uses a small part of the vocabulary."""
+
+    def __missing__(self, token: int) -> int:
+        # An id outside the vocabulary is not added to the table. Only a faulty backend sends such ids.
+        if 0 <= token < VOCABULARY:
+            self[token] = token
+        return token
+
+
+_SHARED_ID = SharedIds().__getitem__
+
+
+def share_ids(tokens: Sequence[int]) -> list[int]:
+    """Return the ids as objects that the whole process shares: 8 bytes per id instead of 40."""
+    return [_SHARED_ID(tokens[0])] if len(tokens) == 1 else [*map(_SHARED_ID, tokens)]

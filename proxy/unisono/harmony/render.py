@@ -37,10 +37,10 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.frozen import dataclass
-from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, share_ids
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START
 from unisono.core.lru_cache import LruCache
 from unisono.errors import InvalidRequest, well_formed
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.encoding import Encoding, share_ids
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.system_message import form_section, system_text, tools_section
 from unisono.harmony.tool_declarations import Declaration, ToolSet, declarations_by_message

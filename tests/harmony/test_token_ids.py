@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unisono.core.generation import VOCABULARY, share_ids
+from unisono.core.generation import VOCABULARY
+from unisono.harmony.encoding import share_ids
 
 
 def test_equal_ids_are_the_same_object() -> None:
