@@ -225,6 +225,19 @@ async def test_arguments_of_server_tools_are_masked(upstream: Upstream, name: st
         assert "[EMAIL_REDACTED]" in answer.raw.decode()
 
 
+@SURFACE
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_masked_answer_in_json_stays_valid(name: str, stream: bool) -> None:
+    if name == "completions":
+        pytest.skip("a raw completion is the text of whole messages")
+    output = '<|channel|>final<|message|>{"to": "Dear\\nann@example.com\\nHello", "n": 1}<|return|>'
+    async with guarded(guardrail("post_call", patterns=[MASK_MAIL])) as (running, fake):
+        fake.script = lambda _: VllmScript(tokens=ENCODING.encode_marked(output))
+        answer = await post(running, name, stream=stream)
+    masked = json.dumps('{"to": "Dear\\n[EMAIL_REDACTED]\\nHello", "n": 1}')
+    assert masked[1:-1] in answer.raw.decode()
+
+
 @pytest.mark.parametrize("field", ["more", "index"])
 @pytest.mark.parametrize("action", ["MASK", "BLOCK"])
 async def test_a_deeply_nested_pass_through_answer_is_checked(action: str, field: str) -> None:

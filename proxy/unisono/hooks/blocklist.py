@@ -12,7 +12,16 @@ from typing import Final
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Json, ToolResult
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.errors import ConfigError
-from unisono.hooks.text_guardrail import FIELD, INPUT, OUTPUT, Blocked, directions_of, without_surrogates
+from unisono.hooks.text_guardrail import (
+    FIELD,
+    INPUT,
+    OUTPUT,
+    Blocked,
+    directions_of,
+    is_json,
+    json_values,
+    without_surrogates,
+)
 from unisono.schemas.patterns import BadPattern, Expression
 
 REFUSE, ANNOTATE = "refuse", "annotate"
@@ -45,7 +54,7 @@ class Blocklist(Hook):
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
         if OUTPUT not in self._directions:
             return None
-        found = await self._matches(closed.text for closed in answer.items)
+        found = await self._matches(text for closed in answer.items for text in _as_read(closed.text))
         if found and self._refuses:
             raise Blocked(f"The answer contains blocked content: {', '.join(found)}.")
         return _annotation(OUTPUT, found)
@@ -73,7 +82,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
     for item in conversation.items:
         match item:
             case AssistantCall(arguments=arguments):
-                yield arguments
+                yield from _as_read(arguments)
             case ToolResult(output=output):
                 yield output
             case AddedTools():
@@ -81,6 +90,16 @@ def _texts(conversation: Conversation) -> Iterator[str]:
             case _:
                 yield item.text
     yield conversation.prefill or ""
+
+
+def _as_read(text: str) -> Iterator[str]:
+    """Yield a text of the answer or the arguments of a call, and their values if they are JSON.
+
+    Escapes such as `\\u0040` hide a value in the JSON text.
+    """
+    yield text
+    if is_json(text):
+        yield from json_values(text)
 
 
 def _annotation(where: str, found: Sequence[str]) -> Annotation | None:

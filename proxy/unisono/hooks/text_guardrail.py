@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, ToolResult
-from unisono.core.events import Closed
+from unisono.core.events import Closed, HostedCall, Text, ToolCall
 from unisono.core.hooks import Changes, Hook, Request
 from unisono.errors import ConfigError, Refused
 
@@ -32,6 +34,9 @@ FIELD: Final = {
     "speech": "input",
     "transcriptions": "prompt",
 }
+
+# A string or a number of a JSON text, as it is written there.
+JSON_VALUE: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)
 
 # Function that checks a text. It returns the text or a masked replacement, or raises `Refused`.
 Check = Callable[[str], Awaitable[str]]
@@ -64,8 +69,13 @@ async def checked(
     this field.
     """
     prefill = conversation.prefill or ""
-    texts = [partial(check, conversation.preamble.instructions), partial(check, prefill)]
-    results = await _in_order([*texts, *(partial(_checked_item, item, check) for item in conversation.items)], at_once)
+    texts: list[Callable[[], Awaitable[Any]]] = [
+        partial(check, conversation.preamble.instructions),
+        partial(check, prefill),
+    ]
+    results = await _in_order(
+        [*texts, *(partial(_checked_item, item, check, field) for item in conversation.items)], at_once
+    )
     instructions, new_prefill, *items = results
     if new_prefill != prefill:
         raise Blocked(
@@ -104,16 +114,96 @@ async def _in_order(checks: Sequence[Callable[[], Awaitable[Any]]], at_once: int
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _checked_item(item: Item, check: Check) -> Item:
+async def _checked_item(item: Item, check: Check, field: str | None) -> Item:
     match item:
         case AddedTools():
             return item
         case AssistantCall(arguments=text):
-            return item if (new := await check(text)) == text else replace(item, arguments=new)
+            new = await checked_json(text, check, field=field)
+            return item if new == text else replace(item, arguments=new)
         case ToolResult(output=text):
             return item if (new := await check(text)) == text else replace(item, output=new)
         case _:
             return item if (new := await check(item.text)) == item.text else replace(item, text=new)
+
+
+# The arguments of a call and an answer in JSON are checked as the client reads them after parsing. Escapes such as
+# `\u0040` would hide a forbidden text from a check of the JSON text, and a mask there could make the JSON invalid: in
+# `\nann@example.com`, the `n` looks like a part of the address.
+
+
+async def checked_json(text: str, check: Check, *, field: str | None = None) -> str:
+    """Check a text that may be JSON, and return it with its masks.
+
+    A text that is not JSON is checked as it is. A text that is a JSON object or array remains valid JSON: each of its
+    strings and numbers is checked alone, and a masked number becomes a string. Raises the exception of `check` if it
+    refuses the text. Raises `Blocked` if the check would mask a part of a JSON text that is not within one value.
+    """
+    if not is_json(text):
+        return await check(text)
+    masked = text if await _are_clean(json_values(text), check) else await _with_masked_values(text, check)
+    # An expression may also describe a name with its value, such as `"password": "..."`.
+    checked_text = await check(masked)
+    if checked_text != masked and not is_json(checked_text):
+        raise Blocked(
+            "The JSON of a tool call or an answer contains content that a guardrail masks. Masking is not possible "
+            "there, because the content extends beyond one value; remove the content.",
+            param=field,
+        )
+    return checked_text
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is a JSON object or array."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        # Numbers stay texts, because Python refuses to convert numbers of more than 4,300 digits.
+        json.loads(text, strict=False, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def json_values(text: str) -> Iterator[str]:
+    """Yield the strings and the numbers of a JSON text, in their order.
+
+    The strings are decoded, and include the names of members. Instead of a string that is a JSON object or array
+    itself, the values of this text are yielded.
+    """
+    for match in JSON_VALUE.finditer(text):
+        value = _decoded(match[0])
+        if is_json(value):
+            yield from json_values(value)
+        else:
+            yield value
+
+
+async def _are_clean(values: Iterator[str], check: Check) -> bool:
+    """Return whether the check neither refuses nor changes any value."""
+    # One check of all values together is faster than one for each value, in particular if a service makes it.
+    joined = "\n".join(values)
+    try:
+        return await check(joined) == joined
+    except Refused:
+        # The refused text may extend over two values, so each value has to be checked alone.
+        return False
+
+
+async def _with_masked_values(text: str, check: Check) -> str:
+    parts: list[str] = []
+    copied = 0
+    for match in JSON_VALUE.finditer(text):
+        value = _decoded(match[0])
+        masked = await checked_json(value, check)
+        if masked != value:
+            parts += [text[copied : match.start()], json.dumps(masked, ensure_ascii=False)]
+            copied = match.end()
+    return "".join([*parts, text[copied:]])
+
+
+def _decoded(value: str) -> str:
+    return str(json.loads(value, strict=False)) if value.startswith('"') else value
 
 
 def without_surrogates(text: str) -> str:
@@ -158,5 +248,9 @@ class TextGuardrail(Hook):
         return await checked(request.conversation, check, field=field, at_once=self.CHECKS_AT_ONCE)
 
     async def check_item(self, request: Request, item: Closed) -> str | None:
-        new = await self.checked_text(item.text, "answer")
+        async def check(text: str) -> str:
+            return await self.checked_text(text, "answer")
+
+        may_be_json = isinstance(item.item, ToolCall | HostedCall | Text)
+        new = await (checked_json(item.text, check) if may_be_json else check(item.text))
         return None if new == item.text else new
