@@ -89,12 +89,22 @@ async def test_options_of_an_address_reach_sentinels_and_clusters() -> None:
         await clients.client.aclose()
 
 
-async def test_percent_encoded_sqlite_path_is_decoded(tmp_path: Path) -> None:
-    store = open_store(f"sqlite://{tmp_path}/with%20space/state.db")
+@pytest.mark.parametrize(
+    ("path", "decoded"),
+    [
+        ("/with%20space/state.db", "with space/state.db"),
+        ("/%3Fmode=memory%26%23%2541/ä%25.db", "?mode=memory&#%41/ä%.db"),
+    ],
+)
+@pytest.mark.parametrize("slash", ["", "/"])
+async def test_percent_encoded_sqlite_path_is_decoded(tmp_path: Path, slash: str, path: str, decoded: str) -> None:
+    store = open_store(f"sqlite://{slash}{tmp_path}{path}")
     await store.start()
-    await store.create("ann", response())
+    stored = response()
+    await store.create("ann", stored)
+    assert await store.responses("ann", [stored.id]) == (stored,)
     await store.aclose()
-    assert (tmp_path / "with space" / "state.db").exists()
+    assert [file.relative_to(tmp_path) for file in tmp_path.rglob("*.db")] == [Path(decoded)]
 
 
 def test_keys_of_different_tenants_and_ids_never_collide() -> None:

@@ -110,9 +110,8 @@ async def test_writes_are_refused_after_the_log_is_lost(tmp_path: Path, is_opene
     store, stored = await opened(path)
     if is_opened:
         path.rename(tmp_path / "former.db")
-        another = SqliteStore(path)
-        await another.start()
-        await another.aclose()
+        with closing(sqlite3.connect(path)) as another:
+            another.executescript("PRAGMA journal_mode = WAL; CREATE TABLE another (id)")
         await refuses(store, REPLACED)
         (tmp_path / "former.db").rename(path)
     else:
@@ -126,6 +125,61 @@ async def test_writes_are_refused_after_the_log_is_lost(tmp_path: Path, is_opene
     await store.aclose()
     # SQLite has discarded the content of the log if it has opened another file beside it.
     assert stored_ids(path) == ({later.id} if is_opened else {stored.id, later.id})
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["killed", "running"])
+@pytest.mark.parametrize("is_linked", [False, True], ids=["file", "symbolic link"])
+@pytest.mark.parametrize("content", ["missing", "empty"])
+async def test_a_process_that_starts_beside_a_former_log_keeps_it(
+    tmp_path: Path, content: str, is_linked: bool, is_running: bool
+) -> None:
+    real, away = tmp_path / "state.db", tmp_path / "former.db"
+    path = tmp_path / "link.db" if is_linked else real
+    if is_linked:
+        path.symlink_to(real)
+    earlier, stored = await opened(path)
+    if not is_running:
+        # A copy of the files is what a killed process leaves.
+        for name in FILES:
+            shutil.copy(tmp_path / name, tmp_path / f"copy-{name}")
+        await earlier.aclose()
+        for name in FILES:
+            (tmp_path / f"copy-{name}").rename(tmp_path / name)
+    real.rename(away)
+    if content == "empty":
+        real.touch()
+    before = (tmp_path / "state.db-wal").read_bytes()
+    another = SqliteStore(path, or_memory=True)
+    monitor = Upkeep(another, again_s=0.02, look_s=0.02)
+    await monitor.start()
+    try:
+        with pytest.raises(StoreUnavailable, match=f"{path}, is missing or empty, but .*state.db-wal contains writes"):
+            await another.start()
+        assert monitor.reason == "store_unavailable"
+        assert real.exists() == (content == "empty")
+        assert (tmp_path / "state.db-wal").read_bytes() == before
+        away.rename(real)
+        async with asyncio.timeout(10):
+            while monitor.reason:
+                await asyncio.sleep(0.01)
+        assert await another.responses("ann", [stored.id]) == (stored,)
+        if is_running:
+            await earlier.create("ann", response())
+    finally:
+        await monitor.aclose()
+        await earlier.aclose()
+
+
+async def test_a_new_file_begins_after_the_former_log_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    (tmp_path / "state.db-wal").write_bytes(b"writes")
+    store = SqliteStore(path)
+    with pytest.raises(StoreUnavailable, match="is missing or empty"):
+        await store.start()
+    (tmp_path / "state.db-wal").unlink()
+    await store.start()
+    await store.create("ann", response())
+    await store.aclose()
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["the former file is lost", "the former file is kept"])

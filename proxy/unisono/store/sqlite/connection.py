@@ -57,14 +57,12 @@ def connect(path: Path | None) -> sqlite3.Connection:
     """Open the file, or a database in memory if `path` is None.
 
     A missing file is created, with access for its owner only. Raises `StoreUnavailable` if the file cannot be opened or
-    written, `StoreUnreadable` if a newer version wrote it.
+    written, or is missing although its write-ahead log is there, `StoreUnreadable` if a newer version wrote it.
     """
     try:
         if path is not None:
-            path = path.expanduser()
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600, exist_ok=True)
-        db = _opened(":memory:" if path is None else path)
+            _create_if_missing(path.expanduser())
+        db = _opened(path)
     except (OSError, RuntimeError, sqlite3.Error) as error:
         # A RuntimeError means that there is no home directory for ~.
         raise StoreUnavailable(f"the store cannot be opened: {error}") from error
@@ -89,15 +87,45 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     Raises `StoreUnavailable` if this fails.
     """
     try:
-        db = _opened(path.expanduser())
+        db = _opened(path)
         db.execute("PRAGMA query_only = ON")
     except (OSError, RuntimeError, sqlite3.Error) as error:
         raise StoreUnavailable(f"the store cannot be opened: {error}") from error
     return db
 
 
-def _opened(path: Path | str) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
+def _create_if_missing(path: Path) -> None:
+    """Create the file, unless it exists.
+
+    Raises `StoreUnavailable` if the file is missing or empty and the write-ahead log of a former file is in its place.
+    SQLite would delete that log, and with it the last writes.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The log is checked first: while another process creates a file, the file has content before its log has.
+    has_log = _size(_log_of(path)) > 0
+    if _size(path) > 0:
+        return
+    if has_log:
+        raise StoreUnavailable(WITHOUT_FILE.format(path=path, log=_log_of(path)))
+    path.touch(mode=0o600, exist_ok=True)
+
+
+def _log_of(path: Path) -> Path:
+    # SQLite puts the write-ahead log beside the target of a symbolic link.
+    return Path(f"{path.resolve()}-wal")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    # `mode=rw`: SQLite does not create a file that was moved in the meantime, because it would delete its log.
+    name = ":memory:" if path is None else f"{path.expanduser().absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(name, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False, uri=True)
 
 
 def is_unwritable(error: StoreUnavailable) -> bool:
@@ -144,8 +172,13 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 MISSING = (
-    "the file of the store was deleted or moved while the gateway was running; move it back, or restart the gateway "
-    "to begin with a new file"
+    "the file of the store was deleted or moved while the gateway was running; move it back, or stop the gateway, "
+    "remove the files of the store that end in -wal and -shm, and restart the gateway to begin with a new file"
+)
+WITHOUT_FILE = (
+    "the file of the store, {path}, is missing or empty, but its write-ahead log {log} contains writes; move the file "
+    "back, or stop the gateway, remove the files of the store that end in -wal and -shm, and start the gateway to "
+    "begin with a new file"
 )
 REPLACED = (
     "the file of the store was replaced while the gateway was running; move the former file back, or stop the gateway, "
@@ -191,8 +224,7 @@ def open_file(path: Path) -> OpenedFile:
     writer = connect(path)
     try:
         path = path.expanduser().absolute()
-        # SQLite puts the log beside the target of a symbolic link.
-        log = Path(f"{path.resolve()}-wal")
+        log = _log_of(path)
         return OpenedFile(path, log, writer, connect_reader(path), _inode(path), _inode(log))
     except StoreUnavailable:
         writer.close()
