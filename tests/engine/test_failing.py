@@ -21,6 +21,7 @@ from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover_policy import ENDS_EARLY
 from unisono.engine.generation import Engine
+from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.raw_codec import unfinished
@@ -245,3 +246,13 @@ async def test_a_character_stays_whole_if_backends_fail_inside_it(letters: int, 
     for cut in range(16):
         outcome = await run_failover(TURN, *mortals([TEXT, IDS, third], [letters, cut], EMOJI, per_chunk=1))
         assert items_of(outcome.events) == (F("Look: 🐦‍⬛ and 👩🏽‍🚀 there, naïve 日本"),)
+        # The tokens of a character that is generated again count once.
+        assert outcome.finished.usage.completion_tokens == len(tokens_of(EMOJI.output))
+
+
+async def test_the_journal_counts_tokens_that_are_generated_again_once() -> None:
+    expected = len(tokens_of(EMOJI.output))
+    for cut in range(16):
+        outcome = await run_failover(TURN, *mortals([IDS, VISIBLE], [cut], EMOJI, per_chunk=1000))
+        assert outcome.finished.usage.completion_tokens == expected, cut
+        assert generated_in(outcome.report.journal) == expected, cut

@@ -143,25 +143,29 @@ class FailingBackend(Scripted):
     """Backend that fails after `at` tokens or characters of the output."""
 
     at: int = 0
+    output: str = OUTPUT
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        output = ENCODING.encode_as_server(OUTPUT)[: self.at] if self.caps is IDS else OUTPUT[: self.at]
+        output = ENCODING.encode_as_server(self.output)[: self.at] if self.caps is IDS else self.output[: self.at]
         for piece in output:
             yield Chunk(text=piece) if isinstance(piece, str) else Chunk(tokens=(piece,))
         raise BackendUnavailable("gone")
 
 
+@dataclass
 class ContinuingBackend(Scripted):
     """Backend that continues the part of the output that the prompt ends in."""
+
+    output: str = OUTPUT
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs = []
         marked = ENCODING.decode(job.prompt.tokens)
         assert marked == (job.prompt.text or marked)
         prefix = marked.removeprefix(PROMPT)
-        assert OUTPUT.startswith(prefix)
-        self.steps = [Step(OUTPUT[len(prefix) :])]
+        assert self.output.startswith(prefix)
+        self.steps = [Step(self.output[len(prefix) :])]
         async for chunk in super().complete(job):
             yield chunk
 
@@ -185,6 +189,18 @@ async def test_a_raw_completion_continues_on_another_backend(
         assert ENCODING.decode(report.journal) == OUTPUT
         # A token of an incomplete character is generated twice, and counts once.
         assert finished.usage.completion_tokens == len(ENCODING.encode_as_server(OUTPUT)), at
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
+async def test_tokens_of_an_incomplete_first_character_count_once(whole: bool) -> None:
+    output = f"{BIRD} is it<|return|>"
+    length = len(ENCODING.encode_as_server(output))
+    for at in range(length):
+        first = FailingBackend(ENCODING, [], at=at, output=output)
+        second = ContinuingBackend(ENCODING, [], name="second", output=output)
+        text, finished, report = await Raw(first, second).complete(SHOWN, whole=whole, max_tokens=length)
+        assert text == output.removesuffix("<|return|>"), at
+        assert finished.usage.completion_tokens == len(report.journal) == length, at
 
 
 async def test_without_failover_only_an_unseen_completion_restarts() -> None:

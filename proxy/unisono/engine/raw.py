@@ -217,7 +217,7 @@ class RawGeneration(BatchStream):
             return Progress.COMPLETE
         if self._has_output:
             return Progress.SEEN
-        return Progress.UNSEEN if self._output.tokens else Progress.NOTHING
+        return Progress.UNSEEN if self._output.has_begun else Progress.NOTHING
 
     def _restart(self) -> None:
         """Start the answer over, and count the failed attempt's unemitted tokens as lost."""

@@ -44,6 +44,11 @@ class RawText:
         return self.ended is not None
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether a token was generated, including tokens of an incomplete character."""
+        return bool(self.tokens or self._unfinished)
+
+    @property
     def broken_off(self) -> bool:
         """Return whether the output ended before the model generated one of its own stop tokens."""
         return self.ended is not None and not (self.tokens and self.tokens[-1] in ALL_STOP_TOKENS)

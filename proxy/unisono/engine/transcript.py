@@ -274,9 +274,12 @@ class Transcript:
         decoder = getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
         instead = self._encoding.encode_generated(text)
+        tail = [*self.journal.tail[:-tokens], *instead]
         if not self.router.unread(tokens, instead):
             return False
-        self.add_entry(JournalEntry({UNREAD: tokens}), [*self.journal.tail[:-tokens], *instead])
+        # These tokens are generated again, and count once.
+        self.uncount(tokens - len(instead))
+        self.add_entry(JournalEntry({UNREAD: tokens, UNCOUNTED: self.journal.uncounted}), tail)
         return True
 
 

@@ -131,14 +131,14 @@ class HarmonyRouter:
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
         """Replace the last tokens of the open message with the tokens `instead`.
 
-        `tokens` is the number of tokens to replace. The replaced tokens still count as generated. Return False and
+        `tokens` is the number of tokens to replace. `generated` still includes the replaced tokens. Return False and
         change nothing if no message is open, if its body has fewer than `tokens` tokens, or if the client already
         received more text than the new body has.
         """
         opened = self._open
         if opened is None or not opened.replace_end(self._encoding, tokens, instead):
             return False
-        # The replaced tokens still count as generated, but positions count only the tokens of the new body.
+        # `generated` includes the replaced tokens, but positions count only the tokens of the new body.
         less = tokens - len(instead)
         self.counter.reasoning -= less if opened.is_reasoning else 0
         self._repair.output.position -= less
