@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -161,6 +162,24 @@ async def test_the_request_fails_if_all_attempts_of_a_part_fail() -> None:
         assert (answer.status, answer.body["error"]["code"]) == (400, "backend_rejected_request")
         assert "text 5 is odd" in answer.body["error"]["message"]
         assert (await embed(running, input=INPUTS[8:])).status == 200
+
+
+@pytest.mark.parametrize(
+    ("param", "expected"),
+    [
+        ("input.1", "input.5"),
+        ("input[1]", "input[5]"),
+        ("input.1.0", "input.5.0"),
+        ("input", "input"),
+        ("part.1", None),
+    ],
+)
+async def test_a_rejected_part_names_the_input_of_the_request(param: str, expected: str | None) -> None:
+    error = {"message": "too long", "param": param, "type": "invalid_request_error"}
+    refusal = Refusal(400, json.dumps({"error": error}).encode())
+    async with split(lambda asked: refusal if "text 5" in asked["input"] else None) as (running, _):
+        answer = await embed(running, input=INPUTS)
+    assert (answer.status, answer.body["error"]["param"]) == (400, expected)
 
 
 async def test_a_client_disconnect_ends_all_parts() -> None:

@@ -7,6 +7,7 @@ If all attempts of a part have failed, its error ends the whole request.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -22,10 +23,14 @@ from unisono.core.passthrough_request import Api, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.unit_estimates import estimated_units
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
+from unisono.errors import BackendRejected
 from unisono.passthrough.run import PassthroughGeneration
 
 # Maximum number of parts of one request that run at the same time. The limit leaves slots for other requests.
 MAX_CONCURRENT_PARTS: Final = 8
+
+# Beginning of the path of an input in a backend's error: `input.1` or `input[1]`. Group 2 is the index.
+INPUT_PATH: Final = re.compile(r"(input[.\[])([0-9]{1,9})(?![0-9])")
 
 
 def is_batched(passthrough: PassthroughRequest) -> bool:
@@ -96,13 +101,17 @@ class BatchedEmbeddings(BatchStream):
             stream.report.began = self.report.began
             self._reports.append(stream.report)
             body: Mapping[str, Json] = {}
-            async with aclosing(stream):
-                async for batch in stream:
-                    for event in batch:
-                        if isinstance(event, Passed):
-                            body = event.body
-                        elif isinstance(event, Finished):
-                            parts.append(EmbeddingsPart(first, body, event.usage))
+            try:
+                async with aclosing(stream):
+                    async for batch in stream:
+                        for event in batch:
+                            if isinstance(event, Passed):
+                                body = event.body
+                            elif isinstance(event, Finished):
+                                parts.append(EmbeddingsPart(first, body, event.usage))
+            except BackendRejected as error:
+                error.param = _in_request(error.param, first)
+                raise
 
     def _merge_reports(self, parts: Sequence[EmbeddingsPart]) -> None:
         """Combine the reports of all parts.
@@ -121,6 +130,13 @@ class BatchedEmbeddings(BatchStream):
         answered = Counter(part.backend for part in each if part.backend)
         report.facts.part_backends = sorted(answered)
         report.backend = max(sorted(answered), key=lambda name: answered[name], default="")
+
+
+def _in_request(param: str | None, first: int) -> str | None:
+    """Return the field of the request for a field of the part whose first input is `first`."""
+    if param is None or (found := INPUT_PATH.match(param)) is None:
+        return param
+    return f"{found[1]}{int(found[2]) + first}{param[found.end() :]}"
 
 
 def _has_moved(report: GenerationReport) -> bool:
