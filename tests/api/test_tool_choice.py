@@ -116,7 +116,11 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
     ),
     "required among allowed tools": (
         {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [tool("f"), tool("g")]}},
-        ForcedCalls(frozenset({"f", "g"})),
+        ForcedCalls(frozenset({"f", "g"}), exclusive=True),
+    ),
+    "required among one allowed tool": (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("f")]}}},
+        ForcedCalls(frozenset({"f"}), exclusive=True),
     ),
 }
 
@@ -135,6 +139,10 @@ SERVER_TOOL_CHOICES: dict[str, tuple[Any, Choice]] = {
     "allowed": (
         {"type": "allowed_tools", "mode": "auto", "tools": [MCP, SEARCH, {"type": "file_search"}]},
         AllowedTools(frozenset(), frozenset({("docs", None), ("builtin:browser", None)})),
+    ),
+    "required among allowed tools": (
+        {"type": "allowed_tools", "mode": "required", "tools": [{**MCP, "name": "look"}]},
+        ForcedCalls(frozenset(), frozenset({("docs", "look")}), exclusive=True),
     ),
 }
 

@@ -31,6 +31,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
+from unisono.core.recovery_rules import TOOL_NOT_ALLOWED
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
@@ -352,6 +353,21 @@ async def test_a_forced_server_tool_runs_and_then_the_model_chooses() -> None:
         "It is so."
     ]
     assert report.unmet == ""
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+async def test_after_a_forced_call_no_server_tool_outside_the_allowed_list_runs(*, is_parallel: bool) -> None:
+    other = call("docs__fetch", '{"q":"two"}')
+    steps = ['{"q":"one"}<|end|>' + S + other, ANSWER] if is_parallel else ['{"q":"one"}<|call|>', other]
+    choice = ForcedCalls(hosted=frozenset({("docs", "search")}), exclusive=True)
+    request = ServerToolTalk([]).turn
+    talk = ServerToolTalk(
+        [RAIN, *steps, ANSWER],
+        turn=replace(request, answer=replace(request.answer, choice=choice)),
+    )
+    events, report = await talk.events()
+    assert calls_of(events) == [("docs", "search", "search of one")]
+    assert TOOL_NOT_ALLOWED in report.recoveries
 
 
 async def test_a_forced_server_accepts_any_of_its_tools() -> None:

@@ -241,6 +241,7 @@ TURNS: dict[str, GenerationRequest] = {
     "any tool": turn(ForcedCalls()),
     "any tool and a form": turn(ForcedCalls(), form=CITY_FORM),
     "allowed tools": turn(AllowedTools(frozenset({"add"}))),
+    "a call of allowed tools": turn(ForcedCalls(frozenset({"add"}), exclusive=True)),
     "a form": turn(form=CITY_FORM),
     "a held form": turn(form=CITY_FORM, is_streamed=False),
     "a form after preambles": turn(form=replace(CITY_FORM, keeps_preambles=True)),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.planning import CONVERSATION, TOOLS, WITHOUT_TOOLS, turn
 from unisono.core.recovery_rules import UNDECLARED_TOOL
+from unisono.engine.interventions.policy import MessageKind
 from unisono.engine.interventions.requirements import ToolRequirements, requirements_of
 from unisono.engine.request import ForcedCalls
 from unisono.harmony.tool_declarations import plan_tools
@@ -31,3 +32,10 @@ def test_undeclared_tools_of_the_client_are_still_its_own() -> None:
     required = requirements_of(request, plan_tools(()), None).tools
     assert required.own == {f"functions.{tool.name}" for tool in TOOLS}
     assert required.declared == frozenset()
+
+
+def test_an_approved_call_meets_the_requirement_and_the_allowed_list_stays() -> None:
+    choice = ForcedCalls(frozenset({"now"}), exclusive=True)
+    required = requirements_of(turn(choice), plan_tools(TOOLS), None, approved=["now"]).tools
+    assert (required.forced, required.allowed) == (None, {"functions.now"})
+    assert required.call_kind("functions.add", is_call_owed=False) is MessageKind.BARRED

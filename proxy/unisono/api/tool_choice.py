@@ -199,7 +199,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
         return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
         raise InvalidRequest(f"'{param}': none of the named tools is available.", param=param)
-    return ForcedCalls(frozenset(own), frozenset(hosted))
+    return ForcedCalls(frozenset(own), frozenset(hosted), exclusive=not choice.one)
 
 
 def client_tool_name(tool: NamedTool, toolbox: Toolbox) -> str:

@@ -169,13 +169,18 @@ def _choice(choice: Choice) -> dict[str, Json]:
     tools: Json = None if choice.tools is None else [*sorted(choice.tools)]
     pairs = sorted(choice.hosted, key=lambda pair: (pair[0], pair[1] or ""))
     hosted: list[Json] = [[server, name] for server, name in pairs]
-    return {"kind": "forced" if isinstance(choice, ForcedCalls) else "allowed", "tools": tools, "hosted": hosted}
+    if isinstance(choice, AllowedTools):
+        return {"kind": "allowed", "tools": tools, "hosted": hosted}
+    return {"kind": "forced", "tools": tools, "hosted": hosted, "exclusive": choice.exclusive}
 
 
 def _to_choice(choice: Mapping[str, Any]) -> Choice:
     hosted = frozenset((server, name) for server, name in choice["hosted"])
     tools = None if choice["tools"] is None else frozenset(choice["tools"])
-    return ForcedCalls(tools, hosted) if choice["kind"] == "forced" else AllowedTools(tools or frozenset(), hosted)
+    if choice["kind"] != "forced":
+        return AllowedTools(tools or frozenset(), hosted)
+    # Recordings of earlier versions do not have the field `exclusive`.
+    return ForcedCalls(tools, hosted, choice.get("exclusive", False))
 
 
 def _form(form: AnswerForm) -> dict[str, Json]:

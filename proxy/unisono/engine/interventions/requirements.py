@@ -339,7 +339,7 @@ def _tool_requirements(
     return ToolRequirements(
         offered=tuple(on_offer) if request.answer.calls_allowed else (),
         forced=tuple(name for name in on_offer if name in meant) if owed else None,
-        allowed=meant if isinstance(choice, AllowedTools) else None,
+        allowed=meant if isinstance(choice, AllowedTools) or (choice is not None and choice.exclusive) else None,
         schemas=schemas,
         texts={name: tool.grammar for name, tool in client.items() if tool.free_text},
         strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
