@@ -10,6 +10,7 @@ import pytest
 from tests.engine.hosting import ANSWER, call, calls_of
 from tests.engine.hosting import Talk as ServerToolTalk
 from tests.engine.planning import (
+    BACKENDS,
     CITY,
     CITY_FORM,
     CONVERSATION,
@@ -35,7 +36,8 @@ from unisono.core.recovery_rules import TOOL_NOT_ALLOWED
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.generation import Engine
-from unisono.engine.interventions.requirements import UNMET_FORM
+from unisono.engine.interventions.policy import MAX_EDITS
+from unisono.engine.interventions.requirements import UNMET_CALL, UNMET_FORM
 from unisono.engine.journal import generated_in
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest, GenerationStream
 from unisono.errors import BackendRejected, ConstraintRefused
@@ -408,6 +410,31 @@ async def test_the_form_is_enforced_after_the_tool_limit() -> None:
     assert texts_of(events) == [PARIS]
     assert "tools-ended" in report.recoveries
     assert talk.bases[-1].constraint == JsonSchema(CITY)
+
+
+TOWN = '{"town":1}'
+LOOK = FINAL + "I look.<|end|>" + S
+OTHER_CALL = "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>"
+# Output that the model repeats instead of the forced call, and the items of the answer.
+ABANDONED: dict[str, tuple[str, Sequence[C | F | R], str]] = {
+    "a call of an undeclared tool": (OTHER_CALL, [F("x({})")], UNMET_FORM),
+    "text before the call": (LOOK + WEATHER + PARIS + "<|call|>", [F("I look."), C("get_weather", PARIS)], UNMET_FORM),
+    "an invalid answer": (FINAL + TOWN + "<|return|>", [F(TOWN)], UNMET_FORM),
+    "two answers": (FINAL + PARIS + "<|end|>" + S + FINAL + TOWN + "<|return|>", [F(PARIS), R(TOWN)], UNMET_CALL),
+    "a fence around the answer": (FINAL + f"```json\n{PARIS}\n```<|return|>", [F(PARIS)], UNMET_CALL),
+}
+
+
+@pytest.mark.parametrize("capabilities", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize(("output", "items", "unmet"), ABANDONED.values(), ids=ABANDONED)
+async def test_an_answer_instead_of_the_forced_call_must_have_the_form(
+    output: str, items: Sequence[C | F | R], unmet: str, capabilities: Capabilities
+) -> None:
+    outcome = await ask([output] * (MAX_EDITS + 3), turn(NAMED, form=CITY_FORM), capabilities, spare=True)
+    assert outcome.items == tuple(items)
+    assert outcome.report.unmet == unmet
+    texts = [event.item for event in outcome.events if isinstance(event, Closed) and isinstance(event.item, Text)]
+    assert [text.unfit for text in texts] == [unmet == UNMET_FORM]
 
 
 async def test_a_second_forced_call_is_dropped_without_parallel_calls() -> None:

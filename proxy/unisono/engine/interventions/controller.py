@@ -29,7 +29,6 @@ from unisono.engine.interventions.policy import (
     REFUSED,
     HeaderAction,
     MessageKind,
-    Obligation,
 )
 from unisono.engine.interventions.prompt_edit import (
     NONE_REJECTED,
@@ -244,7 +243,7 @@ class InterventionController:
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self.step.is_answering = True
-        constraint = self.requirements.form_constraint if self.obligations.next is Obligation.FORM else None
+        constraint = self.requirements.form_constraint if self.obligations.form is Duty.OWED else None
         self.step.pending = PromptEdit(place, self._spelling.answer, closes=closes, constraint=constraint, rule=rule)
 
     def _regenerate(self, at: Stopped, message: MessageKind) -> None:

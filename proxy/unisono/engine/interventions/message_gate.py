@@ -183,6 +183,7 @@ class MessageGate:
         self._requirements = controller.requirements
         self._has_form = controller.requirements.form is not None
         self._checks = BodyChecks(controller.requirements, violation)
+        self._is_inserted = False  # an intervention inserted the header of the message that opened last
 
     @property
     def unfit(self) -> bool:
@@ -192,6 +193,7 @@ class MessageGate:
         if self._requirements.accepts_texts and not message.header.is_call:
             return True
         step, kind = self._controller.step, self._obligations.message_kind(message.header)
+        self._is_inserted = message.end == step.header_end
         if kind not in (MessageKind.LATE_THOUGHT, MessageKind.THOUGHT):
             step.has_skipped = False
         act = OPENING[self._obligations.next, kind]
@@ -199,8 +201,7 @@ class MessageGate:
             return True
         # If the model reasons again although an answer was opened, its reasoning is accepted: another edit would lead
         # to the same result.
-        is_inserted = message.end == step.header_end
-        if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
+        if self._is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
         return act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
 
@@ -219,8 +220,10 @@ class MessageGate:
         message = self._obligations.message_kind(header)
         if message in REFUSED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
-        # Even under an enforced constraint, a body may be incomplete: a control token inside a string ends the message.
-        is_free = self._controller.constraint is None or self._requirements.hold_form
+        # The backend enforces a constraint only in the message that the intervention opened. Even then, a body may be
+        # incomplete: a control token inside a string ends the message.
+        is_constrained = self._is_inserted and self._controller.constraint is not None
+        is_free = not is_constrained or self._requirements.hold_form
         return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:

@@ -187,7 +187,7 @@ class Obligations:
     """
 
     # Rules.
-    # - A required call comes before a required form.
+    # - A required call comes before a required form. An answer that the model gives instead must have the form, too.
     # - A call to a required tool meets the requirement, even if its arguments are invalid after all retries.
     # - Only the first answer message must have the required form. A preamble is taken as the answer only if the output
     #   ends without an answer message.
@@ -215,7 +215,7 @@ class Obligations:
 
     def has_form(self, message: MessageKind) -> bool:
         """Return whether a message has to have the required form."""
-        return message is MessageKind.ANSWER and self.next is Obligation.FORM
+        return message is MessageKind.ANSWER and self.form is Duty.OWED
 
     def record_message(self, message: MessageKind, *, is_faulty: bool) -> None:
         """Record a message that was accepted; `is_faulty`: it is invalid, but has no retries left."""
