@@ -19,6 +19,7 @@ from tests.engine.planning import (
     GUIDED,
     NAMED,
     PARIS,
+    PREAMBLE,
     WEATHER,
     WITHOUT_TOOLS,
     S,
@@ -410,6 +411,30 @@ async def test_the_form_is_enforced_after_the_tool_limit() -> None:
     assert texts_of(events) == [PARIS]
     assert "tools-ended" in report.recoveries
     assert talk.bases[-1].constraint == JsonSchema(CITY)
+
+
+ONLY_REASONING = "<|channel|>analysis<|message|>Hm.<|return|>"
+WITHOUT_CALL = {"preambles": PREAMBLE + "<|end|><|return|>", "reasoning": ONLY_REASONING}
+
+
+@pytest.mark.parametrize("capabilities", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("choice", [NAMED, ForcedCalls()], ids=["a named tool", "any tool"])
+@pytest.mark.parametrize("output", WITHOUT_CALL.values(), ids=WITHOUT_CALL)
+async def test_a_forced_call_that_is_missing_in_all_steps_is_reported(
+    output: str, choice: ForcedCalls, capabilities: Capabilities
+) -> None:
+    outcome = await ask([output] * 3 * MAX_EDITS, turn(choice), capabilities, spare=True)
+    assert not any(isinstance(item, C) for item in outcome.items)
+    assert outcome.report.unmet == UNMET_CALL
+    assert outcome.finished.reason is FinishReason.STOP
+
+
+async def test_a_forced_call_in_a_later_step_meets_the_requirement() -> None:
+    late = "It rains.<|end|>" + S + WEATHER + PARIS + "<|call|>"
+    outcome = await ask([*[ONLY_REASONING] * 3, late], turn(NAMED))
+    assert outcome.items[3:] == (F("It rains."), C("get_weather", PARIS))
+    assert "analysis-only" in outcome.rules
+    assert outcome.report.unmet == ""
 
 
 TOWN = '{"town":1}'

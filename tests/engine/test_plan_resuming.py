@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from tests.depth import cuts, examples
 from tests.engine.planning import (
+    CITY,
     CITY_FORM,
     CONVERSATION,
     ENCODING,
     FINAL,
     NAMED,
     PARIS,
+    TOOLS,
     WEATHER,
     WITHOUT_TOOLS,
     S,
@@ -28,7 +30,8 @@ from tests.engine.scripted import IDS, TEXT, DeploymentDouble, Line
 from tests.engine.test_plan import CASES, Case, applicable
 from tests.engine.test_resuming import HIDDEN, VISIBLE, bare, flat, outputs, until_stop
 from tests.harmony.fold import check_lifecycle, items_of
-from unisono.core.events import Closed, Delta, Event, Finished, Opened, ToolCall
+from unisono.core.conversation import Phase
+from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text, ToolCall
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
     Capabilities,
@@ -252,12 +255,33 @@ TURNS: dict[str, GenerationRequest] = {
     "a budget": turn(reasoning_budget=4),
     "reasoning budget of zero": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
     "all requirements": turn(ForcedCalls(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
+    "a call of allowed tools and a form": turn(ForcedCalls(frozenset({"add"}), exclusive=True), form=CITY_FORM),
     "calls as they come": turn(AllowedTools(frozenset({"add"})), hold_calls=False, form=CITY_FORM),
     "no requirements": turn(conversation=CONVERSATION),
 }
 OUTPUTS = st.one_of(
     outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs])
 )
+
+
+def check_requirements(events: Sequence[Event], report: GenerationReport, request: GenerationRequest) -> None:
+    """Check that an answer meets the requirements of its request, or reports that it does not."""
+    choice, finished = request.answer.choice, events[-1]
+    complete = [event for event in events if isinstance(event, Closed) and event.complete]
+    called = {event.item.name for event in complete if isinstance(event.item, ToolCall)}
+    if isinstance(choice, AllowedTools) or (choice is not None and choice.exclusive):
+        assert called <= (choice.tools or set())
+    if isinstance(choice, ForcedCalls):
+        assert report.unmet or called & (choice.tools or {tool.name for tool in TOOLS})
+    # A stop string may cut an answer that must have a form.
+    if request.answer.form is not None and isinstance(finished, Finished) and finished.stop_sequence is None:
+        texts = [
+            (event.text, event.item.unfit)
+            for event in complete
+            if isinstance(event.item, Text) and event.item.phase is Phase.FINAL
+        ]
+        assert len(texts) <= 1
+        assert all(unfit or report.unmet or violation(CITY, text) is None for text, unfit in texts)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -285,6 +309,7 @@ async def test_any_token_output_ends_and_can_be_resumed(
     events = [event for batch in whole for event in batch]
     check_lifecycle(events)
     assert isinstance(events[-1], Finished)
+    check_requirements(events, report, generation_request)
     assert len(backend.jobs) <= MAX_EDITS + 3
     if len(whole) > 1:
         await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
@@ -337,6 +362,7 @@ async def test_any_text_output_ends_and_can_be_resumed(
         events = [event for batch in whole for event in batch]
         check_lifecycle(events)
         assert isinstance(events[-1], Finished)
+        check_requirements(events, report, generation_request)
         assert len(backend.jobs) <= MAX_EDITS + 3
         if len(whole) > 1 and capabilities.output is not OutputForm.MARKERLESS:
             await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))

@@ -191,7 +191,7 @@ class Obligations:
     # - A call to a required tool meets the requirement, even if its arguments are invalid after all retries.
     # - Only the first answer message must have the required form. A preamble is taken as the answer only if the output
     #   ends without an answer message.
-    # - A call is required in the first step only. After a step with server tool calls, the model chooses freely.
+    # - A call is required in the first step only. If the step ends without the call, the call is missing.
 
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
@@ -240,8 +240,8 @@ class Obligations:
         return self._preamble if self._is_preamble_valid or is_answering else ""
 
     def drop_call(self) -> None:
-        """Stop requiring a call, because the model named no tool in all of its attempts."""
-        self.call, self.unmet = Duty.MISSED, UNMET_CALL
+        """Stop requiring a call, because the model made none in all of its attempts."""
+        self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL
 
     def _discharge_call(self) -> None:
         """Record that a required tool was called, possibly after the requirement was dropped."""
@@ -253,7 +253,7 @@ class Obligations:
         """Require no calls in the next steps, and forget the preamble of this step."""
         self._preamble, self._is_preamble_valid = "", False
         if self.call is Duty.OWED:
-            self.call = Duty.NONE
+            self.drop_call()
 
     def finish(self, *, has_call: bool, handed: bool, is_stopped: bool) -> None:
         """Record which requirements the finished answer does not meet.
@@ -263,7 +263,7 @@ class Obligations:
         continue a paused answer. With `is_stopped`, a stop string ended the answer, and no missing form is recorded.
         """
         if self.call is Duty.OWED:
-            self.call, self.unmet = Duty.MISSED, self.unmet or UNMET_CALL
+            self.drop_call()
         elif self.form is Duty.OWED and not (has_call or handed or is_stopped):
             self.unmet = self.unmet or UNMET_FORM
 
