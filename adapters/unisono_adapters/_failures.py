@@ -136,7 +136,7 @@ class FailureTable:
         detail = f": {text}" if text else ""
         failure: BackendError | ContextTooLong
         if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(text)):
-            tokens, limit = read_counts(text)
+            tokens, limit = _context_counts(body) or read_counts(text)
             failure = ContextTooLong(
                 f"the request is longer than the model's context{detail}", tokens=tokens, limit=limit
             )
@@ -201,6 +201,15 @@ class FailureTable:
             message = "; ".join(map(_problem, message))
         text = "" if message is None else clean(str(message), self._secrets)
         return (param if isinstance(param, str) else None), text
+
+
+def _context_counts(body: object) -> tuple[int, int] | None:
+    """Return (requested tokens, limit) from the fields of llama-server's context error, or None."""
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return None
+    tokens, limit = error.get("n_prompt_tokens"), error.get("n_ctx")
+    return (tokens, limit) if type(tokens) is int and type(limit) is int and tokens >= limit > 0 else None
 
 
 def _problem(entry: object) -> str:

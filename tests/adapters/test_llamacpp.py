@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import Close, Refusal, WireServer, Write, inject_at
 from tests.fakes.dialects import sse_event
-from tests.fakes.llamacpp import LOADING, TOO_LONG, FakeLlamaCpp, LlamaCppScript
+from tests.fakes.llamacpp import LOADING, TOO_LONG, FakeLlamaCpp, LlamaCppScript, llamacpp_error
 from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
@@ -180,6 +180,32 @@ async def test_error_response_raises_the_matching_error(
     fake.script = lambda request: refusal
     with pytest.raises(expected, match=message):
         await collect(backend)
+
+
+def too_long(message: str, **fields: object) -> Refusal:
+    return llamacpp_error(400, "exceed_context_size_error", message, **fields)
+
+
+# The message of versions from September and October 2025, which has no numbers.
+EXCEEDS = "the request exceeds the available context size, try increasing it"
+COUNTS: dict[str, tuple[Refusal, tuple[int, int]]] = {
+    "fields and text": (TOO_LONG, (9000, 8192)),
+    "fields": (too_long(EXCEEDS, n_prompt_tokens=5000, n_ctx=4096), (5000, 4096)),
+    "fields at the limit": (too_long(EXCEEDS, n_prompt_tokens=4096, n_ctx=4096), (4096, 4096)),
+    "fields without counts": (too_long(EXCEEDS, n_prompt_tokens=0, n_ctx=0), (0, 0)),
+    "fields with other types": (too_long(EXCEEDS, n_prompt_tokens="5000", n_ctx=True), (0, 0)),
+    "neither": (too_long(EXCEEDS), (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("refusal", "counts"), COUNTS.values(), ids=COUNTS)
+async def test_a_context_error_has_the_token_counts_of_its_fields(
+    fake: FakeLlamaCpp, backend: LlamaCppBackend, refusal: Refusal, counts: tuple[int, int]
+) -> None:
+    fake.script = lambda request: refusal
+    with pytest.raises(ContextTooLong) as caught:
+        await collect(backend)
+    assert (caught.value.tokens, caught.value.limit) == counts
 
 
 # Connections
