@@ -261,7 +261,7 @@ class BackendRejected(BackendError):
     """Backend rejected the request as invalid; other backends would reject it too.
 
     `backend_field` is the field that the backend names, in the request that the backend received. The client's request
-    has this field only if it was forwarded unchanged.
+    may not have this field.
     """
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"

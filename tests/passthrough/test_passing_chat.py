@@ -199,6 +199,7 @@ async def test_server_failures_become_backend_errors(
     error = answer.body["error"]
     assert (answer.status, error["code"]) == (status, code)
     assert says in error["message"]
+    assert error["param"] == ("messages" if code == "context_length_exceeded" else None)
     assert "sk-secret" not in answer.raw.decode()
     assert "/home" not in answer.raw.decode()
 

@@ -88,6 +88,11 @@ def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) 
     return Sampling(**{**defaults.sampling, **sampling_in(fields)})
 
 
+def requested_sampling(fields: SamplingFields, defaults: AnswerDefaults) -> tuple[Sampling, frozenset[str]]:
+    """Return the first two fields of `AnswerOptions`: sampling, and names of present fields."""
+    return to_sampling(fields, defaults), _SAMPLING_FIELDS & fields.__pydantic_fields_set__
+
+
 def sampling_in(fields: SamplingFields) -> dict[str, Any]:
     """Return the values of the sampling fields that are present in a request and not null."""
     sent = _SAMPLING_FIELDS & fields.__pydantic_fields_set__

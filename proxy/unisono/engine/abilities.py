@@ -1,4 +1,4 @@
-"""Backend abilities that a request requires, and recorders of log probabilities."""
+"""Abilities that a request requires, fields at fault, and recorders of log probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from unisono.core.emitted_logprobs import LogprobLog
 from unisono.core.generation import Capabilities, Chunk, CompletionJob
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.errors import BackendProtocolError, InvalidRequest, UnsupportedValue
+from unisono.errors import BackendProtocolError, BackendRejected, ContextTooLong, InvalidRequest, UnsupportedValue
 from unisono.harmony.encoding import Encoding
 
 # Largest number of log probabilities that a backend may send for one prompt. A backend sends all log probabilities of a
@@ -50,6 +50,18 @@ def check_abilities(request: GenerationRequest, capabilities: Capabilities, *, p
             "The backend of this model reports no log probabilities of the prompt; omit 'echo' or 'logprobs'.",
             param=fields.logprobs,
         )
+
+
+def field_at_fault(error: Exception, request: GenerationRequest) -> str | None:
+    """Return the path of the client's field that a backend's error is about; None if unknown.
+
+    The backend names a field of the request that it received. Only sampling fields have the same names as in the
+    client's request.
+    """
+    if isinstance(error, ContextTooLong):
+        return request.prompt.fields.conversation
+    path = (isinstance(error, BackendRejected) and error.backend_field) or ""
+    return path if path.replace("[", ".").partition(".")[0] in request.answer.sampling_fields else None
 
 
 def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> None:

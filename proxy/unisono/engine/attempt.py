@@ -29,6 +29,7 @@ from unisono.core.route_protocol import (
     count_failovers,
 )
 from unisono.core.trace_context import TraceContext, step_span, try_span
+from unisono.engine.abilities import field_at_fault
 from unisono.engine.failover_policy import Action, AttemptError, Options, Progress, decide, failure_kind, identity_of
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
@@ -79,10 +80,8 @@ class SlotSession:
 
     @property
     def remaining_s(self) -> float:
-        """Return the seconds until the deadline of the answer; 0 after the deadline.
-
-        Returns infinity before the first slot is acquired, because the deployment of that slot sets the time limits.
-        """
+        """Seconds until the answer's deadline: 0 after it, infinity before the first slot."""
+        # The deployment of the first slot sets the time limits.
         return inf if self._timeouts is None else self._deadline.remaining(self._timeouts, self._now()).total_s
 
     @property
@@ -122,7 +121,7 @@ class SlotSession:
             ) from None
         except UnisonoError as error:
             failure = error.code
-            self._name_attempts(error)
+            self._add_details(error)
             raise
         finally:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
@@ -193,7 +192,7 @@ class SlotSession:
             return action
         self.fail(error)
         if action is Action.RAISE:
-            self._name_attempts(error)
+            self._add_details(error)
             raise error
         if action is Action.WAIT:
             assert found.later_s is not None
@@ -207,8 +206,9 @@ class SlotSession:
         self._report.tries = (*self._earlier, *self._route.tries)
         self._report.failovers = count_failovers(self._report.tries)
 
-    def _name_attempts(self, error: UnisonoError) -> None:
-        """Add the deployments and failures of all failed attempts to `error`, for the operator."""
+    def _add_details(self, error: UnisonoError) -> None:
+        """Add the field at fault to `error` and, for the operator, all failed attempts."""
+        error.param = field_at_fault(error, self._request) or error.param
         # Without an attempt, the error already names the deployments whose probe failed.
         if failed := tuple((each.deployment, each.failure) for each in self._report.tries if each.failure):
             error.attempts = failed

@@ -168,6 +168,7 @@ class AnswerOptions:
     """
 
     sampling: Sampling = field(default_factory=Sampling)
+    sampling_fields: frozenset[str] = frozenset()  # sampling fields that the client sent
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client

@@ -29,7 +29,7 @@ from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tool
 from unisono.api.harmony_in_history import split_markers
 from unisono.api.history_builder import History
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, to_sampling
+from unisono.api.request_options import request_fields, requested_sampling
 from unisono.api.structured_outputs import form_field
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
@@ -122,7 +122,7 @@ def to_generation_request(
         server_tools=hosting,
         prompt=_PROMPT_OPTIONS,
         answer=AnswerOptions(
-            sampling=to_sampling(request, defaults),
+            *requested_sampling(request, defaults),
             max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
             stop=tuple(request.stop) or defaults.stop,
             # Without tools, the model may invent a call, which would replace the JSON that the client expects.

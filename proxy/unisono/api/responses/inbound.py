@@ -18,7 +18,7 @@ from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, to_sampling
+from unisono.api.request_options import request_fields, requested_sampling
 from unisono.api.responses.configuration_updates import Configuration
 from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
 from unisono.api.responses.input_conversion import InputConversion, KnownState
@@ -145,7 +145,7 @@ def to_generation_request(
         conversation=to_prompt(history),
         server_tools=deferred.searched(hosting, request),
         answer=AnswerOptions(
-            sampling=to_sampling(request, defaults),
+            *requested_sampling(request, defaults),
             max_tokens=request.max_output_tokens or defaults.max_tokens,
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
