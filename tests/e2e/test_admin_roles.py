@@ -273,6 +273,15 @@ async def test_admins_operate_the_gateway_with_their_own_keys(
         assert await may(of_team["key"]) == (False, False)
 
 
+@pytest.mark.parametrize(("role", "models"), [("proxy_admin", 1), ("proxy_admin_viewer", 1), ("internal_user", 0)])
+async def test_the_status_for_an_admin_contains_models_that_the_admin_may_not_use(
+    admin: AdminClient, role: str, models: int
+) -> None:
+    created = await admin.made("/user/new", user_id="ann", user_role=role, models=["another"])
+    status = (await admin.using(created["key"]).get("/v1/status")).body
+    assert len(status["models"]) == models
+
+
 async def test_a_user_sees_only_itself_in_lists(admin: AdminClient) -> None:
     everyone = await clients(admin)
     await foreign_objects(admin)

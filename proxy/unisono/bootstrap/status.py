@@ -1,7 +1,8 @@
 """Content of `GET /v1/status`: models, deployments, and the activity of the last hour.
 
-Part of the composition root. With a virtual key, the response contains only the models that the key may use, and
-whether they are ready. Only the operator's own key also sees deployments and the activity of other callers.
+Part of the composition root. For a caller who sees everything, the response contains all models, with their deployments
+and the activity of all callers. For another caller, it contains the models that the caller may use, and whether they
+are ready.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Overview:
             "models": [
                 self._model(name, group, of_model[group.name], whole=whole)
                 for name, group in self.catalogue.listed()
-                if caller.may_use_model(name, group.name, *group.access_groups)
+                if whole or caller.may_use_model(name, group.name, *group.access_groups)
             ],
         }
         return overview | self._operators() if whole else overview
