@@ -590,6 +590,43 @@ def test_errors_name_positions_in_the_file_behind_entries_that_were_left_out() -
     assert "this LiteLLM setting protects the gateway" in refused.value.messages[0]
 
 
+FOREIGN_GUARDRAILS: dict[str, dict[str, Any]] = {
+    "bedrock": {"mode": "during_call", "guardrailIdentifier": "ff6ujrregl1q", "guardrailVersion": "DRAFT"},
+    "lakera_v2": {"mode": "pre_call", "api_key": "os.environ/LAKERA_API_KEY", "project_id": "p", "dev_info": True},
+    "tool_permission": {"mode": "post_call", "rules": [{"id": "r", "tool_name": "Bash", "decision": "deny"}]},
+    "custom_guardrail.myCustomGuardrail": {"mode": "pre_call", "categories": ["own argument"]},
+}
+
+
+@pytest.mark.parametrize(("kind", "params"), FOREIGN_GUARDRAILS.items(), ids=FOREIGN_GUARDRAILS)
+def test_the_own_keys_of_an_unsupported_guardrail_are_not_checked(
+    tmp_path: Path, kind: str, params: dict[str, Any]
+) -> None:
+    guardrail = {"guardrail_name": "a", "litellm_params": {**params, "guardrail": kind}}
+    raw = {**entry("vllm/x", api_base="http://h"), "guardrails": [guardrail]}
+    source, target = tmp_path / "litellm.yaml", tmp_path / "ours.yaml"
+    source.write_text(yaml.safe_dump(raw))
+    target.write_text(text := imported(source))
+    refusal = f"guardrails[0] ({kind}): this LiteLLM setting protects the gateway"
+    assert f"#   {refusal}" in text
+    for file in (source, target):
+        with pytest.raises(ConfigError) as refused:
+            load(file, {})
+        assert [message.startswith(refusal) for message in refused.value.messages] == [True]
+    source.write_text(yaml.safe_dump({**raw, "unisono": {"acknowledge": ["a"]}}))
+    target.write_text(imported(source))
+    assert load(source, {}).config == load(target, {}).config
+
+
+@pytest.mark.parametrize("name", [{}, {"guardrail_name": 3}])
+def test_an_unsupported_guardrail_has_a_name(tmp_path: Path, name: dict[str, Any]) -> None:
+    raw = {**entry("vllm/x"), "guardrails": [{**name, "litellm_params": {"guardrail": "bedrock"}}]}
+    (source := tmp_path / "litellm.yaml").write_text(yaml.safe_dump(raw))
+    for read in (load, imported):
+        with pytest.raises(ConfigError, match=r"guardrails\[0\].guardrail_name: must be the name of the guardrail"):
+            read(source, {})
+
+
 RULES: dict[str, Any] = {
     "blocked_words_file": "words.yaml",
     "categories": [{"category": "harmful_self_harm", "enabled": True}],

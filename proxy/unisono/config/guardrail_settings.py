@@ -119,6 +119,13 @@ class GuardrailSettings(Section):
     """Description for people. It has no effect."""
 
 
+def unsupported_kind(entry: object) -> str | None:
+    """Return the kind of an unsupported guardrail; None for another entry of `guardrails`."""
+    params = entry.get("litellm_params") if isinstance(entry, Mapping) else None
+    kind = params.get("guardrail") if isinstance(params, Mapping) else None
+    return kind if isinstance(kind, str) and kind not in GUARDRAIL_KINDS else None
+
+
 def guardrails_of(raw: object) -> dict[str, bool]:
     """Return the names of all guardrails in a file, with True for supported guardrails."""
     found: dict[str, bool] = {}

@@ -24,7 +24,7 @@ from unisono.config.environment_and_credentials import (
     master_key_variable,
     own_environment,
 )
-from unisono.config.guardrail_settings import GUARDRAIL_KINDS, GuardrailSettings, guardrails_of
+from unisono.config.guardrail_settings import GuardrailSettings, guardrails_of, unsupported_kind
 from unisono.config.ineffective_settings import (
     LITELLM,
     UNSERVED,
@@ -265,8 +265,8 @@ class _Reading:
             entries = self._effective(value, path, self._has_effect)
             return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (Config, "guardrails") and isinstance(value, list):
-            entries = self._effective(value, path, self._is_supported)
-            return [self.section(entry, GuardrailSettings, f"{path}[{index}]") for index, entry in entries]
+            entries = self._effective(value, path, self._is_kept)
+            return [self._guardrail(entry, f"{path}[{index}]") for index, entry in entries]
         if (model, key) == (LitellmParams, "guardrails") and isinstance(value, list):
             value = [name for name in value if self._is_applied(name, path)]
         if (model, key) == (Config, "mcp_servers"):
@@ -297,18 +297,26 @@ class _Reading:
         # An unsupported guardrail needs no error here: its entry in `guardrails` causes one unless it is acknowledged.
         return self.guardrails.get(name, True) or not self.references.resolves
 
-    def _is_supported(self, guardrail: object, path: str) -> bool:
+    def _is_kept(self, guardrail: object, path: str) -> bool:
         """Return whether to keep an entry of `guardrails`.
 
-        An unsupported guardrail is recorded as protective.
+        An unsupported guardrail is recorded as protective, or as an error if it has no name.
         """
-        params = guardrail.get("litellm_params") if isinstance(guardrail, Mapping) else None
-        kind = params.get("guardrail") if isinstance(params, Mapping) else None
-        if not isinstance(guardrail, Mapping) or not isinstance(kind, str) or kind in GUARDRAIL_KINDS:
+        kind = unsupported_kind(guardrail)
+        if kind is None or not isinstance(guardrail, Mapping):
             return True
         name = guardrail.get("guardrail_name")
-        self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
+        if isinstance(name, str) and name:
+            self.protective.append((f"{path} ({kind})", f"guardrails.{name}"))
+        else:
+            self.errors.append(f"{path}.guardrail_name: must be the name of the guardrail, not {described(name)}")
         return not self.references.resolves
+
+    def _guardrail(self, guardrail: object, path: str) -> object:
+        # Each guardrail of LiteLLM has keys of its own. Those of an unsupported guardrail are neither known nor used.
+        if unsupported_kind(guardrail) is not None:
+            return self.references.resolved(guardrail, path)
+        return self.section(guardrail, GuardrailSettings, path)
 
     def _has_effect(self, entry: object, path: str) -> bool:
         """Return whether an entry has an effect.
