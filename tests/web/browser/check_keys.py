@@ -132,6 +132,10 @@ def test_a_role_sees_only_its_buttons(stage: Stage, opened: Opened, role: str) -
         assert page.get_by_role("button", name=name, exact=True).count() == int(not is_viewer)
     assert page.get_by_role("button", name="Create a key").count() == int(not is_viewer)
     assert page.get_by_role("link", name="Audit").count() == int(is_viewer)
+    page.get_by_role("link", name="Spend").click()
+    # The sums contain every key that the role may read.
+    whose = "all keys" if is_viewer else "all keys that you may read"
+    page.locator(".sum", has_text="Spend").get_by_text(whose, exact=True).wait_for()
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Overview", exact=True).click()
     page.locator(".sum").first.wait_for()
     # A role that does not see the deployments does not see their load either.

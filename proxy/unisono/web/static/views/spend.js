@@ -4,7 +4,7 @@ import { json, query, reason } from "/page/lib/api.js";
 import { complaint, el, fact, field, loading, section, table, tell } from "/page/lib/dom.js";
 import { counted, dollars, number } from "/page/lib/format.js";
 import { Plot } from "/page/lib/plots.js";
-import { seesAll, state } from "/page/lib/store.js";
+import { seesAll } from "/page/lib/store.js";
 
 const DAY_MS = 86_400_000;
 const iso = (ms) => new Date(ms).toISOString().slice(0, 10);
@@ -44,7 +44,7 @@ export function spend(place) {
       fact("Requests", number(of("api_requests")), counted(of("failed_requests"), "error")),
       fact("Input tokens", number(of("prompt_tokens")), `${number(of("cache_read_input_tokens"))} cached`),
       fact("Output tokens", number(of("completion_tokens")), ""),
-      fact("Spend", dollars(of("spend")), seesAll() ? "all keys" : `key ${state.status.key}`));
+      fact("Spend", dollars(of("spend")), seesAll() ? "all keys" : "all keys that you may read"));
     const days = new Map(results.map((one) => [one.date, one.metrics]));
     const dates = [];
     for (let at = Date.parse(since.value); at <= Date.parse(until.value) && dates.length < 400; at += DAY_MS) dates.push(iso(at));
