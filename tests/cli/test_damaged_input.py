@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from unisono.cli import main
+from unisono.cli.compare import chat_prompts
 from unisono.evaluation.scorecard import OBJECT, VERSION
 
 HERE = "vllm/x@http://127.0.0.1:9"
@@ -97,6 +98,38 @@ def test_a_damaged_file_is_reported_by_every_command(content: bytes, config: str
     file.write_bytes(content)
     for reader in READERS:
         invoked(*(argument.replace("FILE", str(file)).replace("CONFIG", config) for argument in reader))
+
+
+READABLE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "recording": (json.dumps(RECORDING), ("trace", "FILE")),
+    "scorecard": (json.dumps(SCORECARD), ("eval", "compare", "FILE", "FILE")),
+    "exported keys as JSON": ('{"keys": []}', ("keys", "import", "FILE", "--config", "CONFIG")),
+    "exported keys as CSV": ("token,key_name\n", ("keys", "import", "FILE", "--config", "CONFIG")),
+    "plan": ("{}", ("simulate", "--plan", "FILE")),
+    "configuration": ('{"model_list": []}', ("import-litellm", "FILE", "--no-probe")),
+}
+
+
+@pytest.mark.parametrize(("content", "reader"), READABLE.values(), ids=READABLE)
+def test_every_command_reads_a_file_with_a_byte_order_mark(
+    content: str, reader: tuple[str, ...], config: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "input.json"
+    arguments = [argument.replace("FILE", str(file)).replace("CONFIG", config) for argument in reader]
+    results = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        file.write_text(content, encoding)
+        results.append(invoked(*arguments))
+    assert (results[0].exit_code, results[0].output) == (results[1].exit_code, results[1].output)
+    file.write_text(content, "utf-16")
+    refused = invoked(*arguments)
+    assert (refused.exit_code, f"{file}: the file is not UTF-8 text; save it as UTF-8" in refused.output) == (1, True)
+
+
+def test_prompts_are_read_as_utf_8_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"name": "Grüße", "messages": [{"role": "user", "content": "Hi"}]}\n', "utf-8-sig")
+    assert [name for name, _ in chat_prompts(file)] == ["Grüße"]
 
 
 VALUES: tuple[Any, ...] = (None, 1, "x", [1], [None], {}, [{}], float("inf"), 2**70, "\ud800")

@@ -17,6 +17,7 @@ from unisono.api.chat.inbound import to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.cli.backends import LiveBackend, open_backends
 from unisono.cli.trace import newest_documents
+from unisono.config.config_file import text_of
 from unisono.core.access import LOCAL_TENANT, Caller
 from unisono.core.json_syntax import parsed_json
 from unisono.core.scoring import ScoringBackend
@@ -146,14 +147,9 @@ def chat_prompts(path: Path | None) -> list[tuple[str, Sequence[int]]]:
     """Return the names and tokens of the prompts in a file (None: the bundled set).
 
     Each line is a request body of Chat Completions, without `model` and with an optional `name`. Raises ClickException
-    for an unreadable file or an invalid line.
+    for an invalid line, and ConfigError for an unreadable file.
     """
-    try:
-        text = (files("unisono.fidelity") / "prompts.jsonl").read_text("utf-8") if path is None else path.read_text()
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{path}: not UTF-8") from error
+    text = (files("unisono.fidelity") / "prompts.jsonl").read_text("utf-8") if path is None else text_of(path)
     renderer = Renderer(load_encoding())
     rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     return [_chat_prompt(renderer, line, f"{path or 'prompts.jsonl'}, line {number}") for number, line in rows]

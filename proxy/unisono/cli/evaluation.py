@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 import click
 
 from unisono.cli.terminal import on_one_line, table_lines
+from unisono.config.config_file import text_of
 from unisono.core.frozen import dataclass
 from unisono.core.json_syntax import parsed_json
 from unisono.evaluation.cases import BFCL, BUNDLED, Case, MissingCases, load_cases
@@ -218,8 +219,8 @@ def show_comparison(before: Path, after: Path, *, as_json: bool) -> bool:
 
 def _read(path: Path) -> Scorecard:
     try:
-        return of_json(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return of_json(text_of(path))
+    except ValueError as error:
         raise click.ClickException(f"{path}: {error}") from error
 
 

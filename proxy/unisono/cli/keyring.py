@@ -26,6 +26,7 @@ from unisono.cli import opened_store
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.terminal import on_one_line, print_key, table_lines
 from unisono.config import Config, load
+from unisono.config.config_file import text_of
 from unisono.core.access import KeyRecord
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import KeyLimits
@@ -127,11 +128,11 @@ class LocalKeys:
 def litellm_rows(export: Path) -> Sequence[Mapping[str, Any]]:
     """Return the keys in an export file of LiteLLM.
 
-    Raises `ClickException` if the file is unreadable or invalid.
+    Raises `ClickException` if the file is invalid, and ConfigError if it is unreadable.
     """
     try:
-        return read_export(export.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        return read_export(text_of(export))
+    except ValueError as error:
         raise click.ClickException(f"{export} {error}") from None
 
 

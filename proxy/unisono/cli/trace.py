@@ -18,6 +18,7 @@ from unisono.cli.opened_store import run_on_store
 from unisono.cli.terminal import harmless, has_colour, on_one_line
 from unisono.cli.trace_view import painted
 from unisono.config import Config, load
+from unisono.config.config_file import text_of
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.conversation import Effort
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
@@ -88,9 +89,7 @@ def _is_file(name: str) -> bool:
 
 def _from_file(path: Path) -> Document:
     try:
-        return checked(parsed_json(path.read_text("utf-8")))
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
+        return checked(parsed_json(text_of(path)))
     except ValueError as error:
         raise click.ClickException(f"{path}: not a readable recording: {error}") from error
 

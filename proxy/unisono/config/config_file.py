@@ -93,19 +93,27 @@ def read(path: Path) -> ConfigFile:
     return read_file
 
 
-def parsed_yaml(path: Path) -> object:
-    """Parse a YAML file; an empty file is an empty mapping.
+def text_of(path: Path) -> str:
+    """Return the text of a file of the user, without a byte order mark.
 
-    Raises ConfigError if the file is unreadable or invalid.
+    Raises ConfigError if the file is unreadable or not UTF-8.
     """
     try:
-        # Some editors on Windows write a byte order mark at the beginning of a file.
-        text = path.read_text(encoding="utf-8-sig")
+        # Some programs on Windows write a byte order mark at the beginning of a file.
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
     # A path with a null byte raises ValueError.
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the file: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parsed_yaml(path: Path) -> object:
+    """Parse a YAML file; an empty file is an empty mapping.
+
+    Raises ConfigError if the file is unreadable or invalid.
+    """
+    text = text_of(path)
     try:
         raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
