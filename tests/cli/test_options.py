@@ -1,4 +1,4 @@
-"""Command-line arguments that are not valid UTF-8."""
+"""Command-line arguments that are refused: not valid UTF-8, or without effect."""
 
 from __future__ import annotations
 
@@ -63,3 +63,38 @@ def test_a_file_name_need_not_be_utf8() -> None:
     result = CliRunner().invoke(main, ["trace", f"{INVALID_UTF8}.json"])
     assert result.exit_code == 1
     assert "No such file" in result.output
+
+
+def groups(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Group]]:
+    yield path, group
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from groups(command, *path, name)
+
+
+IGNORED = [
+    [*path, param.opts[0], valid_value(param), name]
+    for path, group in groups(main)
+    for param in group.params
+    if isinstance(param, click.Option) and not param.is_eager
+    for name in group.commands
+]
+
+
+@pytest.mark.parametrize("arguments", IGNORED, ids=" ".join)
+def test_an_option_of_a_group_is_refused_in_front_of_a_command(arguments: list[str]) -> None:
+    *_, option, _, command = arguments
+    result = CliRunner().invoke(main, [*arguments, "x"])
+    assert (result.exit_code, f"Write {option} behind the command `{command}`." in result.output) == (2, True)
+
+
+def test_a_variable_with_the_configuration_does_not_precede_a_command() -> None:
+    result = CliRunner(env={"UNISONO_CONFIG": "none.yaml"}).invoke(main, ["models", "drain", "x"])
+    assert "none.yaml: cannot read the file" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["keys", "list"], ["usage"], ["models", "drain", "x"]], ids=" ".join)
+def test_a_named_configuration_is_refused_next_to_the_address_of_a_gateway(arguments: list[str]) -> None:
+    both = [*arguments, "--config", "none.yaml", "--url", "http://127.0.0.1:9"]
+    result = CliRunner().invoke(main, both)
+    assert (result.exit_code, "Give either --config or --url." in result.output) == (2, True)

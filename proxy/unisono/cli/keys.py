@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from unisono.cli.options import CONFIG_UNREPORTED, CommandGroup, report_source, with_options
 from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
@@ -64,13 +65,16 @@ def is_remote(config_path: Path | None, url: str | None) -> bool:
     """Return True for `--url`, False for the store of a configuration.
 
     For a store, prints which configuration file is used, unless the command line names the file. Raises `UsageError` if
-    both arguments are None.
+    both arguments are None, or if the command line names both.
     """
+    context = click.get_current_context()
     if url is not None:
+        if context.get_parameter_source("config_path") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("Give either --config or --url.")
         return True
     if config_path is None:
         raise click.UsageError("Missing option '--config' or '--url'.")
-    report_source(click.get_current_context(), config_path)
+    report_source(context, config_path)
     return False
 
 

@@ -132,6 +132,16 @@ class CommandGroup(click.Group):
     command_class = TextCommand
     group_class = type
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command to run. Raises `UsageError` if an option of the group precedes it."""
+        # Such an option would have no effect, because it applies only if the group runs without a command.
+        for param in self.params:
+            if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"Write {param.opts[0]} behind the command `{args[0]}`.", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ConfigError ends it with the error's message."""
         try:
