@@ -190,7 +190,7 @@ class NotAllowed(UnisonoError):
 
 
 class ModelNotAllowed(NotAllowed):
-    """Key may not use the model. The message is the same if the model does not exist."""
+    """Key or end user may not use the model. The text is the same if the model does not exist."""
 
     code = "model_not_allowed"
 

@@ -109,6 +109,24 @@ async def test_models_of_an_end_user_restrict_any_key(admin: AdminClient) -> Non
     assert (refused.status, refused.body["error"]["code"]) == (403, "model_not_allowed")
 
 
+async def test_the_error_for_a_model_says_whether_the_key_or_the_end_user_may_not_use_it(admin: AdminClient) -> None:
+    await admin.made("/customer/new", user_id="ann", models=["other"])
+    restricted = admin.using((await admin.made("/key/generate", models=["another"]))["key"])
+
+    async def refusal(client: AdminClient, model: str, user: str) -> str:
+        answer = await client.gateway.chat_as(client.key, model=model, user=user)
+        assert (answer.status, answer.body["error"]["param"]) == (403, "model")
+        return str(answer.body["error"]["message"])
+
+    end_user = "This end user may not use the model `{}`; an admin can permit it with /customer/update."
+    own = "This key may not use the model `{}`; use a model that `/v1/models` lists."
+    # An unknown model is refused like one that exists.
+    for model in ("gpt-oss", "missing"):
+        assert await refusal(admin, model, "ann") == end_user.format(model)
+        assert await refusal(restricted, model, "ann") == own.format(model)
+        assert await refusal(restricted, model, "bob") == own.format(model)
+
+
 @pytest.mark.parametrize("limits", [{}, {"token_budget": 100_000}], ids=["counted", "limited"])
 async def test_usage_is_counted(admin: AdminClient, limits: dict[str, Any]) -> None:
     await admin.made("/customer/new", user_id="ann", **limits)

@@ -67,12 +67,7 @@ class EndUsers:
                 param=field,
             )
         share = SharedLimits(shared_account(entry), entry.limits, is_counted=True)
-        models = () if entry.models is None else (entry.models,)
-        return replace(
-            caller,
-            shared_limits=(*caller.shared_limits, share),
-            shared_models=(*caller.shared_models, *models),
-        )
+        return replace(caller, shared_limits=(*caller.shared_limits, share), end_user_models=entry.models)
 
     async def _find(self, name: str) -> DirectoryEntry | None:
         seen, now = self._cache.get(name), self._monotonic()

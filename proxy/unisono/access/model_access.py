@@ -28,11 +28,22 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     except UnknownModel:
         if not caller.is_restricted:
             raise
-    if model is None or (caller.is_restricted and not caller.may_use_model(name, model.name, *model.access_groups)):
-        raise ModelNotAllowed(
-            f"This key may not use the model `{name[:256]}`; use a model that `/v1/models` lists.", param="model"
-        )
+    names = (name,) if model is None else (name, model.name, *model.access_groups)
+    if model is None or (caller.is_restricted and not caller.may_use_model(*names)):
+        raise _not_allowed(name, caller, is_of_end_user=caller.key_permits_model(*names))
     return model
+
+
+def _not_allowed(name: str, caller: Caller, *, is_of_end_user: bool) -> ModelNotAllowed:
+    """Return the error for a model that the caller may not use.
+
+    `is_of_end_user` is True if only the models of the end user may exclude the model.
+    """
+    if is_of_end_user and caller.end_user_models is not None:
+        owner, remedy = "end user", "an admin can permit it with /customer/update"
+    else:
+        owner, remedy = "key", "use a model that `/v1/models` lists"
+    return ModelNotAllowed(f"This {owner} may not use the model `{name[:256]}`; {remedy}.", param="model")
 
 
 def permitted_name(catalogue: ModelRegistry, group: str, caller: Caller) -> str:

@@ -42,9 +42,10 @@ class Caller:
     are the permitted model names, as clients use them, and access groups; `mcp_servers` are the permitted labels of
     configured tool servers. None permits all. `raw` permits completions of prompts that the gateway does not render.
     `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
-    request selects, and `routing` is the routing that the request selects. `shared_limits` and `shared_models` are the
-    limits and permitted models of the key's team, the key's user and the end user. They apply in addition to the limits
-    and permitted models of the key itself. `role` is the role of the key's user in the gateway; it is empty for a key
+    request selects, and `routing` is the routing that the request selects. `shared_limits` are the
+    limits of the key's team, the key's user and the end user, `shared_models` are the permitted models of the team and
+    the user, and `end_user_models` those of the end user. They apply in addition to the limits and permitted models of
+    the key itself. `role` is the role of the key's user in the gateway; it is empty for a key
     of a team, which never has such a role.
     """
 
@@ -62,6 +63,7 @@ class Caller:
     shared_models: tuple[frozenset[str], ...] = ()
     key_name: str = ""
     role: str = ""
+    end_user_models: frozenset[str] | None = None
 
     @property
     def is_operator(self) -> bool:
@@ -83,13 +85,18 @@ class Caller:
     @property
     def is_restricted(self) -> bool:
         """Return True if any list of permitted models applies to the caller."""
-        return self.models is not None or bool(self.shared_models)
+        return self.models is not None or bool(self.shared_models) or self.end_user_models is not None
 
     def may_use_model(self, *names: str) -> bool:
         """Return True if a model is permitted; `names` are its name and its access groups.
 
         Every list of permitted models that applies to the caller must contain one of the names.
         """
+        of_end_user = self.end_user_models
+        return self.key_permits_model(*names) and (of_end_user is None or not of_end_user.isdisjoint(names))
+
+    def key_permits_model(self, *names: str) -> bool:
+        """Return True if the key permits a model, whichever end user the request names."""
         own = () if self.models is None else (self.models,)
         return all(any(name in permitted for name in names) for permitted in (*own, *self.shared_models))
 
