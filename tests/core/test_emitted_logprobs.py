@@ -114,6 +114,55 @@ def test_a_dropped_attempt_is_skipped() -> None:
     assert {value.logprob for _, value in found} == {-2.0}
 
 
+# case: (text of the first message, text of the second message)
+SAME_BEGINNING: dict[str, tuple[str, str]] = {
+    "a longer text": ("a b c", "a b cd"),
+    "the same text": ("a b c", "a b c"),
+    "a shorter text": ("a b cd", "a b"),
+    "a longer token": ("cat", "catalog cat"),
+}
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["emitted after both", "emitted at once"])
+@pytest.mark.parametrize(("first", "second"), SAME_BEGINNING.values(), ids=SAME_BEGINNING)
+def test_a_message_with_the_same_beginning_does_not_change_the_values(first: str, second: str, is_early: bool) -> None:
+    log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))
+    log.start_generation()
+    found: list[list[tuple[bytes, TokenLogprob]]] = []
+    for number, text in enumerate((first, second)):
+        tokens = ENCODING.encode_marked(f"<|start|>assistant<|channel|>final<|message|>{text}<|end|>")
+        log.add(tokens, [TokenLogprob(token, -1.0 - number) for token in tokens])
+        log.count_read(5)
+        log.open_text(number)
+        log.count_read(len(tokens) - 5)
+        log.close_text(number)
+        found += [log.emitted(number, text)] if is_early else []
+    found = found or [log.emitted(number, text) for number, text in enumerate((first, second))]
+    assert [spelled(each) for each in found] == [first, second]
+    assert [{value.logprob for _, value in each} for each in found] == [{-1.0}, {-2.0}]
+
+
+def test_text_that_the_gateway_adds_at_the_end_has_no_values_of_the_next_message() -> None:
+    log, tokens = log_of(f"{ANSWER}a b<|end|><|start|>assistant<|channel|>final<|message|> c<|return|>")
+    log.count_read(len(tokens) - 6)
+    log.open_text(1)
+    log.close_text(1)
+    assert spelled(log.emitted(1, "a b c")) == "a b"
+
+
+def test_a_message_that_is_generated_again_has_the_values_of_its_last_tokens() -> None:
+    log, tokens = log_of("<|channel|>final<|message|>a b cd<|return|>")
+    log.count_read(len(tokens))
+    log.open_text(0)
+    log.close_text(0)
+    log.start_generation()
+    more = ENCODING.encode_marked("<|channel|>final<|message|>a b c<|return|>")
+    log.add(more, [TokenLogprob(token, -2.0) for token in more])
+    log.count_read(3)
+    log.open_text(0)
+    assert [value.logprob for _, value in log.emitted(0, "a b c")] == [-2.0] * 3
+
+
 def test_tokens_without_a_value_are_left_out() -> None:
     tokens = ENCODING.encode_marked("<|channel|>final<|message|>one two three")
     log = LogprobLog(lambda token: ENCODING.decode_bytes([token]))

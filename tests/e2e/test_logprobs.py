@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
-from tests.fakes import FakeLlamaCpp, FakeOllama, FakeVllm
-from tests.fakes.dialects import VllmScript, logprob_of
+from tests.fakes import FakeLlamaCpp, FakeOllama, FakeVllm, dialects
+from tests.fakes.dialects import VllmScript, logprob_of, logprobs_of
 from tests.fakes.faults import close_at
 from tests.fakes.sglang import FakeSglang
 from tests.fakes.wire import Step, Write
@@ -102,6 +103,46 @@ async def test_the_text_after_preambles_has_log_probabilities(
     texts = [choice["delta" if stream else "message"] for choice in choices]
     assert "".join(each.get(name) or "" for each in texts) == text
     assert "".join(entry["token"] for entry in entries) == text
+
+
+SAME_BEGINNING: dict[str, list[tuple[str, str]]] = {
+    # case: (channel, text) of each message
+    "a longer text": [("final", "a b c"), ("final", "a b cd")],
+    "the same text": [("final", "a b c"), ("final", "a b c")],
+    "reasoning between": [("commentary", "yes it is"), ("analysis", "yes it is so"), ("final", "yes")],
+}
+
+
+@pytest.mark.parametrize("per_chunk", [1, 50], ids=["single tokens", "one chunk"])
+@STREAM
+@pytest.mark.parametrize("messages", SAME_BEGINNING.values(), ids=SAME_BEGINNING)
+async def test_messages_with_the_same_beginning_have_their_own_values(
+    messages: list[tuple[str, str]], per_chunk: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The log probability of each token depends on its position in the output.
+    def numbered(tokens: list[int], *args: Any) -> dict[str, Any] | None:
+        found = logprobs_of(tokens, *args)
+        return found and found | {"token_logprobs": [next(values) for _ in tokens]}
+
+    def script(_: object) -> VllmScript:
+        nonlocal values
+        values = count(0.0, -1.0)
+        return VllmScript(tokens=[*output, *ENCODING.encode_marked("<|return|>")], per_chunk=per_chunk)
+
+    values = count(0.0, -1.0)
+    monkeypatch.setattr(dialects, "logprobs_of", numbered)
+    output: list[int] = []
+    expected: list[float] = []
+    for channel, text in messages:
+        output += ENCODING.encode_marked(f"{'<|end|><|start|>assistant' * bool(output)}<|channel|>{channel}<|message|>")
+        body = ENCODING.encode_text(text)
+        expected += [-float(len(output) + place) for place in range(len(body)) if channel != "analysis"]
+        output += body
+    async with FakeVllm(script=script) as fake, gateway(config("vllm", fake.url)) as running:
+        answer = await running.chat(logprobs=True, stream=stream)
+    choices = [choice for event in answer.events for choice in event["choices"]] if stream else answer.body["choices"]
+    content = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content") or ()]
+    assert [entry["logprob"] for entry in content] == expected
 
 
 @KIND

@@ -1,8 +1,9 @@
 """Log probabilities of the tokens that a backend generated, and of the visible text.
 
 The gateway may repair, buffer or truncate text before it is emitted. Therefore, the bytes of the emitted text are
-compared with the bytes of the generated tokens to find the tokens of each text. Text that the gateway inserts has no
-log probabilities. The text of a raw completion is not changed, so its tokens are found by position.
+compared with the bytes of the generated tokens to find the tokens of each text. Tokens of another message may have the
+same bytes, so the log also records when each text was opened and closed. Text that the gateway inserts has no log
+probabilities. The text of a raw completion is not changed, so its tokens are found by position.
 """
 
 from __future__ import annotations
@@ -61,11 +62,33 @@ class LogprobLog:
         # Length of `_header_starts` before the current header; None while a body is added.
         self._header_begin: int | None = None
         self._texts: dict[int, _Text] = {}
+        # Number of tokens that the reader of the answer has read. It may exceed the number of recorded tokens.
+        self._read = 0
+        # Numbers of tokens that were read when a text item was opened and when it was closed, by its index.
+        self._opened: dict[int, int] = {}
+        self._closed: dict[int, int] = {}
 
     def start_generation(self) -> None:
         """Begin a generation; its first token may continue a message body at the prompt's end."""
         self._body_starts.append(len(self._tokens))
         self._header_begin = None
+        self._read = len(self._tokens)
+
+    def count_read(self, tokens: int) -> None:
+        """Record that the reader of the answer reads the next `tokens` tokens."""
+        self._read += tokens
+
+    def open_text(self, item: int) -> None:
+        """Record that the text item with the index `item` was opened: it begins in the tokens read so far.
+
+        A message that is generated again has the same index as before.
+        """
+        self._opened[item] = self._read
+        self._closed.pop(item, None)
+
+    def close_text(self, item: int) -> None:
+        """Record that the text item with the index `item` was closed: it ends in the tokens read so far."""
+        self._closed[item] = self._read
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
         """Add tokens that a backend generated.
@@ -110,7 +133,7 @@ class LogprobLog:
         content = text.encode("utf-8", "surrogatepass")
         state = self._texts.get(item)
         if state is None:
-            state = self._texts[item] = self._start_of(content)
+            state = self._texts[item] = self._start_of(content, self._opened.get(item, len(self._tokens)))
         if state.position is None:
             return []
         content = state.rest + content
@@ -118,12 +141,13 @@ class LogprobLog:
         # `text` may be a whole long answer. Cutting off matched bytes would copy the rest for each token, so `start`
         # is moved instead.
         at, start = state.position, 0
-        while start < len(content) and at < len(self._tokens):
+        limit = min(self._closed.get(item, len(self._tokens)), len(self._tokens))
+        while start < len(content) and at < limit:
             token = self._tokens[at]
             spelled = self.token_bytes(token)
             if token >= FIRST_SPECIAL:
                 # The text continues in another message, or after an edit by the gateway.
-                if at + 1 >= len(self._tokens):
+                if at + 1 >= limit:
                     break
                 at += 1
                 continue
@@ -154,28 +178,29 @@ class LogprobLog:
         """Return the bytes and the log probability of each token that has one, as in `scored`."""
         return [(self.token_bytes(token), value) for token, value in self.scored(begin, end) if value is not None]
 
-    def _start_of(self, content: bytes) -> _Text:
+    def _start_of(self, content: bytes, limit: int) -> _Text:
         """Return the initial progress for a new text: the position with the longest common prefix.
 
-        If several positions have equally long prefixes, the first position from `_starts` is taken. The position is
-        None if the text has no common prefix with the tokens at any position.
+        The text begins in the first `limit` tokens. If several positions have equally long prefixes, the first position
+        from `_starts` is taken. The position is None if the text has no common prefix with the tokens at any position.
         """
         best, longest = _Text(), 0
-        for start, removed in self._starts():
+        for start, removed in self._starts(limit):
             if (common := self._common_prefix(start, removed + content) - len(removed)) > longest:
                 best, longest = _Text(start, removed), common
         return best
 
-    def _starts(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each index at which a text may begin, with the bytes of that token before the text.
+    def _starts(self, limit: int) -> Iterator[tuple[int, bytes]]:
+        """Yield each index up to `limit` at which a text may begin, with the bytes of that token before the text.
 
         A text may begin at the start of a body, after a line that opens a code fence at the start of a body, or at a
         text token of a header without a body. Later positions of each kind come first.
         """
-        yield from ((start, b"") for start in reversed(self._body_starts))
-        for start in reversed(self._body_starts):
+        bodies = [start for start in reversed(self._body_starts) if start <= limit]
+        yield from ((start, b"") for start in bodies)
+        for start in bodies:
             yield from self._after_fence(start)
-        for start in reversed(self._header_starts):
+        for start in (start for start in reversed(self._header_starts) if start < limit):
             # Text from a header may be emitted without the white space at the beginning of its first token.
             spelled = self.token_bytes(self._tokens[start])
             yield start, spelled[: len(spelled) - len(spelled.lstrip())]

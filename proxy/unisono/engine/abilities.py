@@ -82,6 +82,13 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
         )
 
 
+def logprob_log(request: GenerationRequest, report: GenerationReport, encoding: Encoding) -> LogprobLog | None:
+    """Return `report.facts.logprobs`, which is created if the request asks for log probabilities."""
+    if request.logprobs is not None and report.facts.logprobs is None:
+        report.facts.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]))
+    return report.facts.logprobs
+
+
 def logprob_recorder(
     request: GenerationRequest, report: GenerationReport, encoding: Encoding
 ) -> Callable[[Sequence[int], Chunk], None] | None:
@@ -91,11 +98,9 @@ def logprob_recorder(
     itself. An answer may consist of several generations: call `logprob_recorder` once for each generation. All returned
     functions record into `report.facts.logprobs`.
     """
-    if request.logprobs is None:
+    log = logprob_log(request, report, encoding)
+    if log is None:
         return None
-    if report.facts.logprobs is None:
-        report.facts.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]))
-    log = report.facts.logprobs
     log.start_generation()
     return lambda tokens, chunk: log.add(tokens, chunk.logprobs)
 

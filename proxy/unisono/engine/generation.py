@@ -19,7 +19,7 @@ from typing import Final
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.ids import DerivedIds
-from unisono.engine.abilities import note_missing_logprobs
+from unisono.engine.abilities import logprob_log, note_missing_logprobs
 from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
@@ -223,6 +223,7 @@ class HarmonyGeneration(BatchStream):
             conversation=conversation,
             hosted=prepared.hosted,
             violation=deps.violation,
+            logprobs=logprob_log(request, self.report, deps.encoding),
         )
         if not request.resumption.journal:
             return reader, []
