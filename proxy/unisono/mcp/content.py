@@ -111,7 +111,8 @@ def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
 
 
 def _size(base64: str) -> str:
-    return f"{len(base64) * 3 // 4} bytes"
+    # The padding stands for no data.
+    return f"{len(base64.rstrip('=')) * 3 // 4} bytes"
 
 
 def _one_short_line(text: str) -> str:
