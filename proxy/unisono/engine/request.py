@@ -86,8 +86,7 @@ class ForcedCalls:
     `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any browser
     function, or a single function such as `browser.search`. `hosted` are server tools as pairs of server label and tool
     name. The tool name is the name that the server uses; None means any tool of the server. If `tools` is None and
-    `hosted` is empty, a call to any offered tool satisfies the request. With `exclusive`, the model may call only these
-    tools in the whole answer, also after the forced call.
+    `hosted` is empty, a call to any offered tool satisfies the request. `exclusive`: no other tool may be called later.
     """
 
     tools: frozenset[str] | None = None
@@ -174,8 +173,7 @@ class AnswerOptions:
     calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     parallel_calls: bool = True  # False: emit one call of the answer and drop later calls
-    # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses, among the
-    # named tools if the choice is exclusive.
+    # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
     # Largest number of analysis tokens in the whole answer. After that, the model has to answer or to call a tool.

@@ -146,13 +146,10 @@ class InterventionController:
         # A generation that reached its limit has no room for another message.
         if reason is not FinishReason.STOP or self.is_spent:
             return
-        if self.obligations.call is Duty.OWED:
-            if self.step.regenerations_at_end < MAX_REGENERATIONS:
-                self.step.regenerations_at_end += 1
-                self._force(place)
-                return
-            self.obligations.drop_call()
-        if self.obligations.form is Duty.OWED and not self.step.has_call:
+        if self.obligations.call is Duty.OWED and self.step.regenerations_at_end < MAX_REGENERATIONS:
+            self.step.regenerations_at_end += 1
+            self._force(place)
+        elif self.obligations.form is Duty.OWED and not self.step.has_call:
             if preamble := self.obligations.last_resort(is_answering=self.step.is_answering):
                 self.step.pending = self._spelling.answer_with(preamble, place)
             elif not self.step.is_answering:
