@@ -79,15 +79,15 @@ class LogprobLog:
         self._read += tokens
 
     def open_text(self, item: int) -> None:
-        """Record that the text item with the index `item` was opened: it begins in the tokens read so far.
+        """Record that the text item `item` was opened: it begins in the tokens read so far.
 
-        A message that is generated again has the same index as before.
+        `item` is the index of the item. A message that is generated again has the same index as before.
         """
         self._opened[item] = self._read
         self._closed.pop(item, None)
 
     def close_text(self, item: int) -> None:
-        """Record that the text item with the index `item` was closed: it ends in the tokens read so far."""
+        """Record that the text item `item` was closed: it ends in the tokens read so far."""
         self._closed[item] = self._read
 
     def add(self, tokens: Sequence[int], values: Sequence[TokenLogprob | None]) -> None:
@@ -191,10 +191,11 @@ class LogprobLog:
         return best
 
     def _starts(self, limit: int) -> Iterator[tuple[int, bytes]]:
-        """Yield each index up to `limit` at which a text may begin, with the bytes of that token before the text.
+        """Yield each index at which a text may begin, with the bytes of that token before it.
 
         A text may begin at the start of a body, after a line that opens a code fence at the start of a body, or at a
-        text token of a header without a body. Later positions of each kind come first.
+        text token of a header without a body. Positions after `limit` are left out. Later positions of each kind come
+        first.
         """
         bodies = [start for start in reversed(self._body_starts) if start <= limit]
         yield from ((start, b"") for start in bodies)

@@ -83,7 +83,7 @@ def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> Non
 
 
 def logprob_log(request: GenerationRequest, report: GenerationReport, encoding: Encoding) -> LogprobLog | None:
-    """Return `report.facts.logprobs`, which is created if the request asks for log probabilities."""
+    """Return the report's log; it is created if the request asks for log probabilities."""
     if request.logprobs is not None and report.facts.logprobs is None:
         report.facts.logprobs = LogprobLog(lambda token: encoding.decode_bytes([token]))
     return report.facts.logprobs
