@@ -58,6 +58,12 @@ def test_a_message_lists_at_most_five_violations() -> None:
     assert message.count("must") == 5
 
 
+def test_a_percent_encoded_reference_is_resolved() -> None:
+    schema = {"$defs": {"A<b>": {"type": "object"}}, "properties": {"a": {"$ref": "#/$defs/A%3Cb%3E"}}}
+    assert violation(schema, '{"a":{}}') is None
+    assert "must be of type object" in (violation(schema, '{"a":1}') or "")
+
+
 def test_a_long_value_is_not_repeated() -> None:
     message = violation({"enum": ["x"]}, json.dumps("secret " * 10_000))
     assert message is not None

@@ -55,6 +55,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "reference to a file": ({"items": {"$ref": "other.json#/a"}}, ".items.$ref", "only references within"),
     "reference to an anchor": ({"$ref": "#a"}, ".$ref", "begin with '#/'"),
     "reference without a target": ({"anyOf": [{"$ref": "#/$defs/x"}]}, ".anyOf.0.$ref", "does not point to a schema"),
+    "encoded name": ({"$defs": {"%41": TEXT}, "items": {"$ref": "#/$defs/%41"}}, ".items.$ref", "not point to"),
     "reference into a value": ({"enum": [{"a": 1}], "items": {"$ref": "#/enum/0"}}, ".items.$ref", "not point to"),
     "reference to itself": ({"$ref": "#"}, "", "back to itself"),
     "cycle of references": (
@@ -150,6 +151,9 @@ ACCEPTED: dict[str, Any] = {
     "unknown format": {"type": "string", "format": "color"},
     "properties named like keywords": {"properties": {"$ref": TEXT, "enum": TEXT, "type": TEXT}},
     "escaped names": {"$defs": {"a/b~c": TEXT}, "items": {"$ref": "#/$defs/a~1b~0c"}},
+    "percent-encoded names": {"$defs": {"A<b>": TEXT}, "items": {"$ref": "#/$defs/A%3Cb%3E"}},
+    "percent-encoded separators": {"$defs": {"a/b": TEXT}, "items": {"$ref": "#/%24defs%2Fa~1b"}},
+    "name with a percent sign": {"$defs": {"50%": TEXT}, "items": {"anyOf": [{"$ref": "#/$defs/50%25"}]}},
     "definitions of an older draft": {"definitions": {"x": TEXT}, "items": {"$ref": "#/definitions/x"}},
     "long chain of references": {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(50)} | {"50": TEXT}},
     "consecutive repetitions": {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},

@@ -54,6 +54,7 @@ UNIONS: dict[str, tuple[list[Any], bool]] = {
     "branch that is not an object": ([A, {"type": "string"}], False),
     "boolean branch": ([A, True], False),
     "reference": ([A, {"$ref": "#/$defs/b"}], True),
+    "encoded reference": ([A, {"$ref": "#/$defs/%62"}], True),
     "reference without a target": ([A, {"$ref": "#/$defs/x"}], False),
     "reference to itself": ([A, {"$ref": "#/$defs/loop"}], False),
 }

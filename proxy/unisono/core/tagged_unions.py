@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from unisono.core.json_pointers import names_in
+
 # Maximum number of references in a chain that are followed.
 MAX_REFERENCES: Final = 64
 
@@ -63,8 +65,8 @@ def _tags(branch: object, tag: str, root: Mapping[str, object], depth: int = 0) 
 
 def _target(reference: str, root: Mapping[str, object]) -> object:
     found: object = root
-    for name in reference.removeprefix("#").split("/")[1:]:
-        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    for name in names_in(reference):
+        found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 

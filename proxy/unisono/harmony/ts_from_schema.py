@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TypeAlias
-from urllib.parse import unquote
 
 from unisono.core.frozen import dataclass
+from unisono.core.json_pointers import names_in
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.declaration_limits import (
     MAX_ENUM,
@@ -167,8 +167,7 @@ class _Reader:
         if base or (pointer and not pointer.startswith("/")):
             return elsewhere
         found: object = self._document
-        for step in unquote(pointer).split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
+        for key in names_in(reference):
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
             elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from unisono.core.json_pointers import names_in
 from unisono.core.tagged_unions import is_tagged_union
 from unisono.errors import InvalidRequest
 from unisono.schemas.formats import FORMATS
@@ -228,9 +229,8 @@ class _Survey:
         param = self.param(location)
         if reference != "#" and not reference.startswith("#/"):
             raise _refused(param, "must begin with '#/': only references within the schema are supported")
-        names = reference[2:].split("/") if len(reference) > 1 else []
-        target = tuple(name.replace("~1", "/").replace("~0", "~") for name in names)
-        if "%" in reference or target not in self.schemas:
+        target = names_in(reference)
+        if target not in self.schemas:
             raise _refused(param, "does not point to a schema")
         return target
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from unisono.core.json_pointers import names_in
 from unisono.schemas.formats import has_format
 from unisono.schemas.patterns import Expression
 
@@ -165,8 +166,7 @@ class Validator:
         if (found := self._targets.get(reference)) is not None:
             return found
         found = self._root
-        for name in reference.split("/")[1:]:
-            step = name.replace("~1", "/").replace("~0", "~")
+        for step in names_in(reference):
             found = found[int(step)] if isinstance(found, list | tuple) else found[step]
         return self._targets.setdefault(reference, found)
 
