@@ -171,6 +171,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tool_choice",
         "invalid_value",
     ),
+    "allowed_tools of an unknown kind": (
+        {**tool("f"), "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "x"}]}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "allowed_tools of a known and an unknown kind": (
+        {**tool("f"), "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [FUNCTION, {"type": "x"}]}},
+        "tool_choice",
+        "invalid_value",
+    ),
     "allowed_tools with an unknown mode": (
         {**tool("f"), "tool_choice": {"type": "allowed_tools", "mode": "maybe", "tools": [FUNCTION]}},
         "tool_choice",

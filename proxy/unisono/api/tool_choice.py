@@ -7,7 +7,6 @@ tools.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -154,10 +153,6 @@ ChosenFunction: TypeAlias = Annotated[
 HostedTool: TypeAlias = tuple[str, str | None]
 
 
-def _no_server_tool(tool: NamedTool) -> HostedTool | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
     """Tools that a choice can name: client tools and, if `hosts` is true, server tools.
@@ -166,9 +161,9 @@ class OfferedTools:
     for an undeclared tool.
     """
 
-    toolbox: Toolbox = field(default_factory=Toolbox)
-    hosts: bool = False
-    hosted: Callable[[NamedTool], HostedTool | None] = _no_server_tool
+    toolbox: Toolbox
+    hosts: bool
+    hosted: Callable[[NamedTool], HostedTool | None]
 
 
 def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:

@@ -31,7 +31,7 @@ from unisono.api.history_builder import History
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, requested_sampling
 from unisono.api.structured_outputs import form_field
-from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
+from unisono.api.tool_choice import ChoiceMode, NamedTool, OfferedTools, ToolChoice, not_declared, to_choice
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
 from unisono.core.access import Caller
 from unisono.core.conversation import (
@@ -130,7 +130,7 @@ def to_generation_request(
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls) and not request.functions,
             hold_calls=hold_calls or not request.stream,
             whole=not request.stream,
-            choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
+            choice=to_choice(requested, _on_offer(request, toolbox, hosting is not None, requested_at), requested_at),
             form=form,
             reasoning_budget=smallest((*budgets(request), rules.reasoning_budget)),
         ),
@@ -194,6 +194,16 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
         return None
     labels = {server.label for server in servers}
     return server_tools_of((*servers, *(server for server in browser if server.label not in labels)))
+
+
+def _on_offer(request: ChatRequest, toolbox: Toolbox, hosts: bool, param: str) -> OfferedTools:
+    """Return the tools that the field `param` can name. It cannot name server tools."""
+
+    def hosted(tool: NamedTool) -> None:
+        if tool.kind not in {each.type for each in request.tools or ()}:
+            raise not_declared(tool, param)
+
+    return OfferedTools(toolbox, hosts=hosts, hosted=hosted)
 
 
 def _notes_on(
