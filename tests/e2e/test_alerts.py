@@ -9,7 +9,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -26,9 +26,10 @@ from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.e2e.test_limits import config_with_price
 from tests.e2e.test_metrics import read
 from tests.fakes import FakeVllm
+from unisono.access.budget_reports import BudgetWatch
 from unisono.alerts.rules import BudgetAlerts, HealthAlerts
 from unisono.core.alerts import Alert
-from unisono.core.quotas import Account, BudgetState, KeyLimits
+from unisono.core.quotas import Account, BudgetState, KeyLimits, QuotaKind, QuotaStatus
 from unisono.core.request_record import RequestRecord
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
@@ -121,6 +122,65 @@ def test_a_budget_with_a_new_amount_alerts_again() -> None:
         ("soft_budget_crossed", 55e-6, 90.0),
         ("budget_crossed", 60e-6, 90.0),
     ]
+
+
+REFUSED_BY = ("key", "team", "user", "customer", "gateway", "provider")
+
+
+@pytest.mark.parametrize("owner", REFUSED_BY)
+async def test_a_budget_whose_rest_pays_for_no_request_alerts_once(tmp_path: Path, owner: str) -> None:
+    # Less than the cost of a prompt, so that nothing is ever spent.
+    budget = {"max_budget": 1e-6, "budget_duration": "30d"}
+    sections: dict[str, dict[str, Any]] = {
+        "gateway": {"litellm_settings": budget},
+        "provider": {"router_settings": {"provider_budget_config": {"vllm": budget}}},
+    }
+    async with receiver() as hook:
+        settings = {"unisono": alerting(hook.url, repeat_s=0.001), **sections.get(owner, {})}
+        address, price = f"sqlite://{tmp_path}/state.db", {"input": 1_000.0, "output": 0.0}
+        async with administered(address, price=price, **settings) as master:
+            for kind in ("team", "user", "customer"):
+                limits = budget if kind == owner else {}
+                await master.made(f"/{kind}/new", **{"team_id" if kind == "team" else "user_id": kind}, **limits)
+            named = {f"{owner}_id": owner} if owner in {"team", "user"} else {}
+            key = await master.made("/key/generate", **(budget if owner == "key" else named))
+            for _ in range(3):
+                refused = await master.gateway.chat_as(key["key"], user="customer")
+                assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
+            [alert] = await hook.received(1)
+        # Another process with the same store knows that this alert was sent.
+        async with administered(address, price=price, **settings) as master:
+            assert (await master.gateway.chat_as(key["key"], user="customer")).status == 429
+    assert hook.bodies == [alert]
+    assert (alert["event"], alert["event_group"], alert["spend"]) == ("budget_crossed", owner, 0)
+    assert "has refused a request" in alert["event_message"]
+
+
+def test_a_refusal_causes_no_second_alert_about_a_spent_budget() -> None:
+    sent: list[Alert] = []
+    watch, account = BudgetWatch([BudgetAlerts([0.8, 1.0], sent.append)]), Account("a", "key_a")
+    for spent, refused in (
+        (85, None),
+        (85, QuotaKind.BUDGET_RESERVED),
+        (90, QuotaKind.REQUESTS),
+        (98, QuotaKind.MONEY_BUDGET),
+        (99, QuotaKind.MONEY_BUDGET),
+        (100, None),
+        (100, QuotaKind.MONEY_BUDGET),
+    ):
+        budget = BudgetState(account, 100, spent, "month:0", period_ends=90.0)
+        watch.reserved(QuotaStatus(refused, account=account, budgets=(budget,)))
+    assert [(each.event, each.facts["spend"], each.facts["threshold"]) for each in sent] == [
+        ("threshold_crossed", 85e-6, 0.8),
+        ("budget_crossed", 98e-6, 1.0),
+        ("budget_crossed", 100e-6, 1.0),
+    ]
+    assert len({each.id for each in sent}) == 3
+    # A budget that was spent completely needs no alert about its refusals.
+    sent.clear()
+    other = replace(budget, account=Account("a", "key_b"))
+    watch.reserved(QuotaStatus(QuotaKind.MONEY_BUDGET, account=other.account, budgets=(other, budget)))
+    assert [each.event for each in sent] == ["budget_crossed"]
 
 
 async def test_a_soft_budget_alerts_once_and_refuses_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.lru_cache import RecentEntries
-from unisono.core.quotas import Account, BudgetState, QuotaObserver, QuotaStatus, UsageRecord
+from unisono.core.quotas import Account, BudgetState, QuotaKind, QuotaObserver, QuotaStatus, UsageRecord
 
 # Maximum number of budgets whose state is remembered. If there are more, the least recently changed one is dropped.
 MAX_BUDGETS: Final = 10_000
@@ -27,8 +27,9 @@ class BudgetWatch:
         """Report the budgets in the status of a reservation."""
         if not self._observers:
             return
+        is_spent = status.refused is QuotaKind.MONEY_BUDGET
         for budget in status.budgets:
-            self._report(budget)
+            self._report(replace(budget, has_refused=True) if is_spent and budget.account == status.account else budget)
 
     def refused(self, status: QuotaStatus) -> None:
         """Report that a request was refused because its reservation has this status."""

@@ -26,36 +26,41 @@ class BudgetAlerts:
     """Observer of quotas that alerts about spent budgets.
 
     It sends an alert when spending reaches one of `thresholds`, which are fractions of the budget, and when a soft
-    budget is spent.
+    budget is spent. If 1 is one of them, it also sends an alert when a budget refuses a request before that, because
+    the rest of the budget does not pay for the request.
     """
 
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
         self._thresholds = sorted(thresholds)
         self._sink = sink
-        # Highest threshold that was reached, by account, period, amount, and whether the budget is a soft one. After a
-        # change of the amount, alerts about the new thresholds are sent.
-        self._reached: RecentEntries[tuple[Account, str, int, bool], float] = RecentEntries(MAX_BUDGETS)
+        # Highest threshold that was reached, by account, period, amount and event. After a change of the amount,
+        # alerts about the new thresholds are sent.
+        self._reached: RecentEntries[tuple[Account, str, int, str], float] = RecentEntries(MAX_BUDGETS)
 
     def budget_changed(self, budget: BudgetState) -> None:
         if (limit := budget.limit) is not None:
             reached = max((each for each in self._thresholds if budget.spent >= each * limit), default=0.0)
-            if reached and self._is_new(budget, limit, reached, is_soft=False):
+            if reached and self._is_new(budget, limit, reached, "budget"):
                 self._sink(budget_alert(budget, reached))
+            # The rest of a budget may be too small for any request, and then stays unspent.
+            is_refusal = budget.has_refused and budget.spent < limit and 1 in self._thresholds
+            if is_refusal and self._is_new(budget, limit, 1.0, "refusal"):
+                self._sink(refusal_alert(budget))
         # A soft budget of 0 is reached by the first cost.
         soft = budget.soft_limit
-        if soft is not None and budget.spent >= max(soft, 1) and self._is_new(budget, soft, 1.0, is_soft=True):
+        if soft is not None and budget.spent >= max(soft, 1) and self._is_new(budget, soft, 1.0, "soft_budget"):
             self._sink(soft_budget_alert(budget, soft))
 
-    def _is_new(self, budget: BudgetState, limit: int, reached: float, *, is_soft: bool) -> bool:
+    def _is_new(self, budget: BudgetState, limit: int, reached: float, event: str) -> bool:
         """Record a reached threshold. Return False if it is not above those recorded before."""
-        place = (budget.account, budget.period, limit, is_soft)
+        place = (budget.account, budget.period, limit, event)
         if reached <= self._reached.get(place, 0.0):
             return False
         self._reached.put(place, reached)
         return True
 
     def quota_refused(self, limit: QuotaKind, account: Account) -> None:
-        """Do nothing: the alert was sent when the spend reached the limit of the budget."""
+        """Do nothing: `budget_changed` also receives budgets that refuse requests."""
 
 
 def budget_alert(budget: BudgetState, threshold: float) -> Alert:
@@ -70,6 +75,22 @@ def budget_alert(budget: BudgetState, threshold: float) -> Alert:
         group=kind,
         message=f"The budget of {owner} is {threshold:.0%} spent: {spent:.4f} of {limit:.4f} dollars.",
         facts=facts,
+        once_until=_end_of(budget),
+    )
+
+
+def refusal_alert(budget: BudgetState) -> Alert:
+    """Return the alert for a budget that refused a request before it was spent completely."""
+    kind, name = owner_of(budget.account)
+    spent, limit = budget.spent / MILLION, (budget.limit or 0) / MILLION
+    owner = " ".join(filter(None, (kind, name)))
+    return Alert(
+        id=_id("budget_refusal", budget, str(budget.limit)),
+        event="budget_crossed",
+        group=kind,
+        message=f"The budget of {owner} has refused a request: the rest does not pay for it. "
+        f"{spent:.4f} of {limit:.4f} dollars are spent.",
+        facts={**_budget_facts(budget), "threshold": 1.0},
         once_until=_end_of(budget),
     )
 

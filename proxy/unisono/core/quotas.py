@@ -164,7 +164,8 @@ class BudgetState:
 
     All amounts are in micro-USD. `limit` is the budget, and `soft_limit` the soft budget; None if not set. `period` is
     the name of the period, and `period_ends` its end in seconds since 1970, None for never. `spent` does not include
-    the reservations of running requests.
+    the reservations of running requests. With `has_refused`, the last reservation was refused because the rest of the
+    budget does not pay for it.
     """
 
     account: Account
@@ -173,6 +174,7 @@ class BudgetState:
     period: str = "none"
     soft_limit: int | None = None
     period_ends: float | None = None
+    has_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
