@@ -300,6 +300,28 @@ async def test_the_operator_selects_a_deployment(path: str) -> None:
         assert "x-unisono-deployment" in answer.body["error"]["message"]
 
 
+# Ids of deployments, and their form in headers.
+HEADER_FORMS = {
+    "vllm 1": "vllm 1",
+    "pä%n 1": "p%C3%A4%25n 1",
+    "pö%n 1": "p%C3%B6%25n 1",
+    "a%20b": "a%2520b",
+    "日本": "%E6%97%A5%E6%9C%AC",
+}
+
+
+async def test_the_name_in_a_response_header_selects_the_same_deployment() -> None:
+    async with FakeVllm(script=answering("Hi.")) as fake:
+        config = config_of({"gpt-oss": fake})
+        (entry,) = config["model_list"]
+        config["model_list"] = [{**entry, "model_info": {"id": id}} for id in HEADER_FORMS]
+        async with gateway(config) as running:
+            body = json.dumps({"model": "gpt-oss", **CHAT}).encode()
+            for id, header in HEADER_FORMS.items():
+                answer = await running.post("/v1/chat/completions", body, x_unisono_deployment=header)
+                assert (answer.body["unisono"]["backend"], answer.headers["x-unisono-backend"]) == (id, header)
+
+
 async def test_a_selected_deployment_has_no_fallback_and_needs_the_master_key() -> None:
     async with site(
         router_settings={"default_fallbacks": [MODELS[1]]}, general_settings={"master_key": "sk-master"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, Final
+from urllib.parse import quote
 
 from unisono.core.frozen import dataclass
 from unisono.core.quotas import QuotaStatus
@@ -92,6 +93,9 @@ def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
     return {name: [report.hooks.get(name) for report in reports] for name in names}
 
 
+# Characters that header values contain unchanged: printable ASCII without `%`.
+_PLAIN: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
 LIMIT_HEADERS: Final = tuple(
     f"x-ratelimit-{fact}-{name}" for name in ("requests", "tokens") for fact in ("limit", "remaining", "reset")
 )
@@ -107,7 +111,7 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     if origin.served_model:
         headers["x-unisono-model"] = origin.model
         headers["x-unisono-served-model"] = origin.served_model
-    if not ((names := "".join(headers.values())).isascii() and names.isprintable()):
+    if not _is_plain("".join(headers.values())):
         headers = {name: _header_text(value) for name, value in headers.items()}
     if origin.failovers:
         headers["x-unisono-failovers"] = str(origin.failovers)
@@ -140,7 +144,13 @@ def recoveries_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     return {"x-unisono-recoveries": _header_text(",".join(recoveries))} if recoveries else {}
 
 
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and "%" not in text
+
+
 def _header_text(text: str) -> str:
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    """Return `text` with `%` and all except printable ASCII percent-encoded as UTF-8.
+
+    A client can send such a value back: the request header `x-unisono-deployment` is decoded.
+    """
+    return text if _is_plain(text) else quote(text, safe=_PLAIN, errors="replace")

@@ -34,7 +34,7 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 HEADERS: dict[str, Schema] = {
     "x-request-id": {"description": "Id of the request in logs and recordings.", "schema": TEXT},
-    "x-unisono-backend": {"description": "Names of the deployments that answered.", "schema": TEXT},
+    "x-unisono-backend": {"description": "Names of the deployments that answered, percent-encoded.", "schema": TEXT},
     "x-unisono-model": {"description": "The requested model, after aliases.", "schema": TEXT},
     "x-unisono-served-model": {"description": "The model that answered.", "schema": TEXT},
     "x-unisono-failovers": {"description": "Number of failovers to another deployment.", "schema": {"type": "integer"}},
