@@ -254,6 +254,21 @@ async def test_a_drained_deployment_finishes_its_answers_and_gets_no_new_ones(re
     await replicas.made("/model/delete", id="slow-1")
 
 
+async def test_a_waiting_request_does_not_start_on_a_deleted_deployment(replicas: Replicas) -> None:
+    # The answer on the deleted deployment ends first.
+    backends = {"kept": await replicas.backend(delay_s=0.4), "deleted": await replicas.backend(delay_s=0.2)}
+    for id, fake in backends.items():
+        entry = {"model_name": "gpt-oss-queued", "litellm_params": params(fake.url, max_parallel_requests=1)}
+        await replicas.made("/model/new", **entry, model_info={"id": id})
+    asking = [asyncio.create_task(replicas.chat("gpt-oss-queued")) for _ in range(3)]
+    while not all(any(not each.is_probe and each.body for each in fake.requests) for fake in backends.values()):
+        await asyncio.sleep(0.02)
+    await replicas.made("/model/delete", id="deleted")
+    answers = [answer for _, answer in await asyncio.gather(*asking)]
+    assert sorted(answer["unisono"]["backend"] for answer in answers) == ["deleted", "kept", "kept"]
+    await replicas.made("/model/delete", id="kept")
+
+
 @dataclass(frozen=True)
 class HeldModel:
     """Model with one stored deployment of the same name, whose answers stop in the middle until `release` is set."""

@@ -153,7 +153,12 @@ async def test_a_carried_deployment_keeps_its_rate_window(terms: DeploymentConfi
     old.start()
     await send_request(old)
     new = RoutingPool(
-        {"m": [live]}, NO_QUEUE, carried=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
+        {"m": [live]},
+        NO_QUEUE,
+        carried=[CarriedDeployment(live, terms)],
+        replaced=old,
+        prefixes=old.prefixes,
+        clock=clock,
     )
     new.start()
     await old.aclose()

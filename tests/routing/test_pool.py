@@ -313,7 +313,8 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     (in_use,) = (live for live in (kept, dropped) if live is slot.deployment)
     new = RoutingPool(
         {"m": [kept], "other": [added := live_of("c", clock)]},
-        carried=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
+        carried=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3))],
+        replaced=old,
         prefixes=old.prefixes,
         clock=clock,
     )
@@ -336,6 +337,83 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     assert script_of(added).closed
 
 
+async def test_a_waiting_request_does_not_use_a_deployment_that_a_reload_removed() -> None:
+    clock = Clock()
+    old, (kept, removed) = await known_pool(
+        live_of("a", clock, max_requests=1), live_of("b", clock, max_requests=1), clock=clock
+    )
+    old.start()
+    slots = {slot.deployment.name: slot for slot in [await old.route(REQUEST).next_slot(REQUIREMENTS) for _ in "ab"]}
+    waiting = asyncio.create_task(old.route(REQUEST).next_slot(REQUIREMENTS))
+    await asyncio.sleep(0)
+    new = RoutingPool(
+        {"m": [kept]},
+        carried=[CarriedDeployment(kept, kept.terms)],
+        replaced=old,
+        prefixes=old.prefixes,
+        clock=clock,
+    )
+    new.start()
+    with slots["b"]:
+        pass
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    with slots["a"]:
+        pass
+    with await waiting as slot:
+        assert slot.deployment is kept
+    await old.aclose()
+    await new.aclose()
+    assert script_of(removed).closed
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+async def test_a_waiting_request_uses_a_replaced_deployment_if_no_other_one_works(is_renewed: bool) -> None:
+    """The new deployment with the same name, or none, belongs to new requests only."""
+    clock = Clock()
+    old, (live,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
+    old.start()
+    slot = await old.route(REQUEST).next_slot(REQUIREMENTS)
+    waiting = asyncio.create_task(old.route(REQUEST).next_slot(REQUIREMENTS))
+    await asyncio.sleep(0)
+    new = RoutingPool(
+        {"m": [live_of("a" if is_renewed else "b", clock)]}, replaced=old, prefixes=old.prefixes, clock=clock
+    )
+    new.start()
+    assert live.terms.is_removed is not is_renewed
+    with slot:
+        pass
+    with await waiting as late:
+        assert late.deployment is live
+    await old.aclose()
+    await new.aclose()
+
+
+async def test_an_answer_continues_on_its_removed_deployment() -> None:
+    clock = Clock()
+    old, (kept, removed) = await known_pool("a", "b", clock=clock)
+    old.start()
+    routes = [old.route(REQUEST) for _ in range(2)]
+    slots = [await route.next_slot(REQUIREMENTS) for route in routes]
+    new = RoutingPool(
+        {"m": [kept]},
+        carried=[CarriedDeployment(kept, kept.terms)],
+        replaced=old,
+        prefixes=old.prefixes,
+        clock=clock,
+    )
+    new.start()
+    for route, slot in zip(routes, slots, strict=True):
+        with slot:
+            used = slot.deployment
+        with await route.next_slot(REQUIREMENTS) as next_slot:
+            assert next_slot.deployment is used
+    assert {slot.deployment.name for slot in slots} == {"a", "b"}
+    await old.aclose()
+    await new.aclose()
+    assert script_of(removed).closed
+
+
 @pytest.mark.parametrize("is_carried_again", [False, True])
 async def test_a_deployment_stays_open_for_the_pools_before_the_one_that_drops_it(is_carried_again: bool) -> None:
     clock = Clock()
@@ -343,8 +421,10 @@ async def test_a_deployment_stays_open_for_the_pools_before_the_one_that_drops_i
     first.start()
     pools = [first]
     for lives in ((kept, dropped), (kept, dropped) if is_carried_again else (kept,), (kept,)):
-        carried = [CarriedDeployment(live, live.terms, pools[-1]) for live in lives]
-        pools.append(RoutingPool({"m": lives}, carried=carried, prefixes=first.prefixes, clock=clock))
+        carried = [CarriedDeployment(live, live.terms) for live in lives]
+        pools.append(
+            RoutingPool({"m": lives}, carried=carried, replaced=pools[-1], prefixes=first.prefixes, clock=clock)
+        )
         pools[-1].start()
     for pool in pools[1:-1]:
         await pool.aclose()
@@ -360,7 +440,11 @@ async def test_a_pool_that_was_never_started_does_not_take_over_deployments() ->
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)
     new = RoutingPool(
-        {"m": [a]}, carried=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
+        {"m": [a]},
+        carried=[CarriedDeployment(a, DeploymentConfig("b"))],
+        replaced=old,
+        prefixes=old.prefixes,
+        clock=clock,
     )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
@@ -373,7 +457,9 @@ async def test_a_pool_that_was_never_started_does_not_take_over_deployments() ->
 async def test_a_slot_released_in_the_old_pool_is_available_in_the_new_one() -> None:
     clock = Clock()
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    new = RoutingPool({"m": [a]}, carried=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool(
+        {"m": [a]}, carried=[CarriedDeployment(a, a.terms)], replaced=old, prefixes=old.prefixes, clock=clock
+    )
     new.start()
     with await old.route(REQUEST).next_slot(REQUIREMENTS):
         waiting = asyncio.create_task(new.route(REQUEST).next_slot(REQUIREMENTS))

@@ -166,8 +166,8 @@ def build_pool(
             # This message helps an operator whose gpt-oss model has a different name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
         same, identity = reused.get(index), identities[index]
-        if same is not None and keep is not None:
-            carried.append(CarriedDeployment(same, terms, keep))
+        if same is not None:
+            carried.append(CarriedDeployment(same, terms))
             live[id(entry)] = same
         else:
             live[id(entry)] = LiveDeployment(
@@ -179,6 +179,7 @@ def build_pool(
         routing_rules(config, share),
         fallback_models=catalogue.fallback_models,
         carried=carried,
+        replaced=keep,
         prefixes=keep.prefixes if keep is not None else None,
     )
 

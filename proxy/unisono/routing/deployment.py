@@ -157,7 +157,7 @@ class LiveDeployment:
     def _rank(self, now: float) -> Rank:
         rank = self._health_rank(now)
         is_quarantined = self.fidelity is not None and self.fidelity.state is FidelityState.QUARANTINED
-        return max(rank, Rank.RESTING) if is_quarantined else rank
+        return max(rank, Rank.RESTING) if is_quarantined or self.terms.is_removed else rank
 
     def _health_rank(self, now: float) -> Rank:
         if self.terms.is_withdrawn or self.awaits_probe:

@@ -60,7 +60,7 @@ class Rank(IntEnum):
     UNKNOWN = 1
     # A request or the last probe failed, and no success has shown that the deployment has recovered.
     HALF_OPEN = 2
-    # The circuit is open, or the deployment is quarantined.
+    # The circuit is open, or the deployment is quarantined or removed.
     RESTING = 3
     # The last probe failed, and no result of an earlier probe is valid.
     UNREADY = 4

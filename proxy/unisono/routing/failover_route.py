@@ -321,8 +321,8 @@ class GroupFailoverRoute:
         wanted = group.selection_request(demand, self._request.sticky, 0)
         one = live.candidate
         live.refresh(self._now())
-        # An answer that began before its deployment was drained may use the deployment until the answer ends.
-        is_usable = live.terms.is_drained or one.rank <= Rank.HALF_OPEN
+        # An answer that began before its deployment was drained or removed may use the deployment until its end.
+        is_usable = live.terms.is_drained or live.terms.is_removed or one.rank <= Rank.HALF_OPEN
         if live.known is None or not is_usable or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
         return self._given(group, group.reserve(live, demand, wanted), live.known, demand)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from random import uniform
 
@@ -48,14 +49,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CarriedDeployment:
-    """Deployment that this pool takes over from the earlier pool `pool` when it starts.
-
-    From then on, the deployment has the configuration `terms`.
-    """
+    """Deployment that a pool takes over from the replaced pool, with its new configuration."""
 
     live: LiveDeployment
     terms: DeploymentConfig
-    pool: RoutingPool
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +71,7 @@ class WatchState:
 class RoutingPool:
     """Groups of deployments by model name; `fallback_models` names the fallbacks of each model.
 
-    An earlier pool monitors the deployments in `carried` until `start` of this pool is called. Before that, neither
+    The pool `replaced` monitors the deployments in `carried` until `start` of this pool is called. Before that, neither
     pool changes. Requests of earlier pools may still run on a deployment, so a deployment is closed only by the last
     pool that uses it.
     """
@@ -86,6 +83,7 @@ class RoutingPool:
         *,
         fallback_models: Mapping[str, FallbackModels] | None = None,
         carried: Sequence[CarriedDeployment] = (),
+        replaced: RoutingPool | None = None,
         prefixes: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,6 +91,7 @@ class RoutingPool:
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self._clock = clock
         self._resources = list(carried)
+        self._replaced = replaced
         taken_over = {id(one.live) for one in carried}
         # Event that wakes the task `_watch`, because a deployment should be probed now.
         self._doubts = asyncio.Event()
@@ -203,8 +202,11 @@ class RoutingPool:
 
         Must be called in a running event loop.
         """
+        if self._replaced is not None:
+            renewed = {watched.live.name for watched in self._owned.values()}
+            self._replaced.hand_over([carried.live for carried in self._resources], renewed)
+            self._replaced = None
         for carried in self._resources:
-            carried.pool.let_go(carried.live)
             carried.live.become(carried.terms)
         self._own([carried.live for carried in self._resources])
         self._resources.clear()
@@ -236,16 +238,19 @@ class RoutingPool:
             group, live = found
             group.record_answer(live, faults, workload)
 
-    def let_go(self, live: LiveDeployment) -> None:
-        """Stop monitoring a deployment, because another pool now monitors it.
+    def hand_over(self, carried: Sequence[LiveDeployment], renewed: Collection[str]) -> None:
+        """Stop monitoring the deployments `carried`, which another pool now monitors.
 
-        The deployment stays open for the requests of this pool.
+        They stay open for the requests of this pool. Deployments that are neither carried nor replaced by one with the
+        same name, in `renewed`, were removed: requests that wait for a slot should use others.
         """
-        watched = self._owned.pop(id(live), None)
-        if watched is not None:
+        for watched in [each for live in carried if (each := self._owned.pop(id(live), None)) is not None]:
             for task in (watched.probe, watched.loading):
                 if task is not None:
                     task.cancel()
+        for live in [watched.live for watched in self._owned.values()]:
+            if live.name not in renewed:
+                live.become(replace(live.terms, is_removed=True))
 
     def _probe_by(self, at: float) -> None:
         """Wake the task `_watch` if a probe is needed at the time `at`, before its next check."""
