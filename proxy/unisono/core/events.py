@@ -66,7 +66,8 @@ class HostedCall:
     A call with `needs_approval` is not run. The turn ends after the call, and a later turn may approve the call. For an
     approved call, `approval` is the id of its approval request. The message of an approved call is already in the
     conversation, so its Closed event has no tokens. A call with a `question` needs an answer of the user instead of an
-    approval.
+    approval. If a hook has changed the arguments of a call that waits for the user, `sealed` is the encrypted call with
+    its changed and with its original arguments.
     """
 
     index: int
@@ -78,6 +79,7 @@ class HostedCall:
     approval: str = ""
     arguments: ToolArguments = field(default=ToolArguments("{}"), compare=False, repr=False)
     question: ToolQuestion | None = field(default=None, compare=False, repr=False)
+    sealed: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

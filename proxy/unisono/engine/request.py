@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from unisono.core.access import Caller
 from unisono.core.answer_times import Deadline
 from unisono.core.choice_group import ChoiceGroup
-from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
+from unisono.core.conversation import AnswerForm, AssistantCall, Conversation, Json, Tokens
 from unisono.core.events import Event
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
@@ -30,6 +30,7 @@ class ApprovalDecision:
 
     `call_id` identifies the call, which is in the conversation without a result. `approval` is the id of the approval
     request. `answer` is set if the tool asked the user a question; it is passed to the tool even if the user declined.
+    `arguments` are those that the model generated, if hooks may have changed those in the conversation.
     """
 
     call_id: str
@@ -37,6 +38,7 @@ class ApprovalDecision:
     approved: bool
     reason: str = ""
     answer: UserAnswer | None = None
+    arguments: str | None = None
 
     @property
     def denial(self) -> str:
@@ -60,7 +62,7 @@ class ServerTools:
     If a server cannot list its tools, the request fails with the server's error. If `optional` is set, the request
     instead continues without the server, whose Listed event reports the error. `claim_approval` is called with the
     approval's id before an approved call runs. It raises an error, which ends the request, if a different request owns
-    the call. `can_ask`: the client can answer questions of tools.
+    the call. `can_ask`: the client can answer questions of tools. `seal_calls` encrypts calls for the client.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -74,6 +76,7 @@ class ServerTools:
     claim_approval: Callable[[str], Awaitable[None]] | None = None
     search: ToolSearch | None = None  # search for deferred tools; `servers` contains its server too
     can_ask: bool = False
+    seal_calls: Callable[[Sequence[AssistantCall]], Awaitable[str]] | None = None
     # False: an earlier stream may have made calls that the journal does not contain. This stream might repeat them, so
     # it calls only idempotent tools.
     is_journal_complete: bool = True
@@ -249,12 +252,9 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request of an API surface to the engine.
+    """A request of an API surface to the engine."""
 
-    `model` is the model group's name after alias resolution.
-    """
-
-    model: str
+    model: str  # name of the model group, after alias resolution
     conversation: Conversation
     answer: AnswerOptions = field(default_factory=AnswerOptions)
     origin: RequestOrigin = field(default_factory=RequestOrigin)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from unisono.core.conversation import Phase
+from unisono.core.conversation import AssistantCall, Phase
 from unisono.core.events import (
     Closed,
     Delta,
@@ -102,7 +102,8 @@ class BufferingHookGate(AnswerHookGate):
         item = closed.item
         if isinstance(item, HostedCall):
             # The tool gets the arguments that the model wrote. Only the client gets the changed arguments.
-            item = replace(item, arguments=read_arguments(item.name, text))
+            sealed = await self._sealed(item, text, closed.text)
+            item = replace(item, arguments=read_arguments(item.name, text), sealed=sealed)
             self._changed_calls[item.call_id] = item
         others = [
             replace(event, item=item) if isinstance(event, Opened) else event
@@ -110,6 +111,13 @@ class BufferingHookGate(AnswerHookGate):
             if not isinstance(event, Delta)
         ]
         return [*others, Delta(item, text), replace(closed, item=item, text=text, tokens=())]
+
+    async def _sealed(self, item: HostedCall, *arguments: str) -> str:
+        """Return a call that waits for the user, encrypted with each of `arguments`; "" otherwise."""
+        tools = self._request.server_tools if self._request is not None else None
+        if not item.needs_approval or tools is None or tools.seal_calls is None:
+            return ""
+        return await tools.seal_calls([AssistantCall(item.call_id, item.name, each) for each in arguments])
 
     async def _checked_passthrough(self) -> list[Event]:
         """Return the events of a pass-through answer. Raises `Refused` if a hook wants to change it."""

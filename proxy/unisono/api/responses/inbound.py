@@ -31,7 +31,14 @@ from unisono.api.responses.input_items import (
 from unisono.api.responses.item_readers import read
 from unisono.api.responses.items import NewId, Wire, prefix_of
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
-from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, with_call_results
+from unisono.api.responses.server_tools.approval_history import (
+    CLIENTS_ID,
+    SEALED,
+    ServerToolHistory,
+    parted,
+    with_arguments,
+    with_call_results,
+)
 from unisono.api.responses.server_tools.deferred_tools import (
     DeferredTools,
     deferred_tools,
@@ -179,7 +186,7 @@ def _with_approvals(
     definitions of tools.
     """
     earlier, new = parted(entries, reading.known.hosted)
-    now = reading.known.now + new
+    now = with_arguments(earlier, reading.known.now + new, reading.known.opened)
     history = with_replaced(with_call_results(reading.history.items(), earlier, now), reading.tools)
     return to_server_tools(request, earlier, now, servers), history
 
@@ -349,6 +356,10 @@ def to_entries(
         item_id = new_id(prefix_of(str(wire["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
+            # Client libraries may drop the field, because OpenAI's items lack it.
+            stored = reading.known.stored_item(item.id)
+            if stored is not None and SEALED in stored.wire and not item.encrypted_content:
+                wire[SEALED] = stored.wire[SEALED]
         entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
     reading.check()
     reading.history.check_results(has_stored_history=has_stored_history)

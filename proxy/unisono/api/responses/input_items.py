@@ -182,11 +182,15 @@ class InputMcpList(InputItem):
 
 
 class InputApprovalRequest(InputItem):
-    """A tool call that waits for approval and was not run."""
+    """A tool call that waits for approval and was not run.
+
+    If a guardrail has masked the arguments, `encrypted_content` contains the arguments with which the tool runs.
+    """
 
     server_label: Word = None
     name: Word = None
     arguments: Arguments = ""
+    encrypted_content: Word = None
 
 
 class InputApprovalResponse(InputItem):

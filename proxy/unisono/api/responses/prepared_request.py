@@ -20,7 +20,7 @@ from unisono.api.compaction_summary import ItemSealing, replaces_history, sealed
 from unisono.api.gateway_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.media_loading import MediaSource, media_context
 from unisono.api.responses.continued_history import OUR_ID, PriorState, Recall, no_conversation, recall
-from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
+from unisono.api.responses.deps import ResponsesDeps, ResponsesModel, SealsSource
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, has_sealed, opener
 from unisono.api.responses.input_items import COMPACTIONS
@@ -30,16 +30,18 @@ from unisono.api.responses.outbound.reasoning_summary import SUMMARY_CHARS
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
+from unisono.api.responses.server_tools.approval_history import SEALED
 from unisono.api.responses.server_tools.servers import to_servers
 from unisono.api.tool_server_rules import ServerRules
 from unisono.core.access import Caller
+from unisono.core.conversation import AssistantCall
 from unisono.core.error_texts import ConversationConflict
 from unisono.core.frozen import dataclass
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status
 from unisono.core.tool_host import ToolServer
 from unisono.core.trace_context import identify
-from unisono.engine.request import GenerationService, GenerationStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ async def assembled(
     """Build the generation request and the frame from a request and its prior state."""
     # Every generation of a response begins here, including those of background responses.
     identify(response_id=response_id, conversation_id=request.conversation.id if request.conversation else "")
-    seals = await deps.seals() if _needs_seals(request) else None
+    seals = await deps.seals() if _needs_seals(request, past) else None
     known = _known(past, seals, sender.tenant)
     rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
     # A tool server keeps resources, such as a shell or a browser page, for one session. All responses with the same
@@ -253,6 +255,7 @@ async def assembled(
         window=model.window,
     )
     generation = await off_loop(parse, size)
+    generation = replace(generation, request=_with_sealing(generation.request, deps.seals, sender.tenant))
     fields = approvals_in(request, generation.request.server_tools)
     approvals = ApprovalClaims(deps, sender.tenant, response_id, fields)
     if fields:
@@ -307,12 +310,14 @@ def _notes_on_summary(request: ResponsesRequest, model: ResponsesModel) -> tuple
     return ("reasoning.summary: no effect, because this model hides its reasoning",) if is_without_effect else ()
 
 
-def _needs_seals(request: ResponsesRequest) -> bool:
+def _needs_seals(request: ResponsesRequest, past: PriorState) -> bool:
     return (
         has_sealed(request.input)
         or request.seals_reasoning
         or request.is_compaction
         or bool(request.context_management)
+        or bool(past.hosted.sealed or past.now.sealed)
+        or any(SEALED in item.wire for item in (past.stored_items or {}).values())
     )
 
 
@@ -324,6 +329,17 @@ def _known(past: PriorState, seals: ItemSealing | None, tenant: str) -> KnownSta
 def _sealer(seals: ItemSealing | None, tenant: str) -> Any:
     assert seals is not None
     return lambda item: seals.seal(tenant, [item])
+
+
+def _with_sealing(request: GenerationRequest, seals: SealsSource, tenant: str) -> GenerationRequest:
+    """Return the request with the function that encrypts its calls."""
+    if request.server_tools is None:
+        return request
+
+    async def seal_calls(calls: Sequence[AssistantCall]) -> str:
+        return (await seals()).seal(tenant, calls)
+
+    return replace(request, server_tools=replace(request.server_tools, seal_calls=seal_calls))
 
 
 def _history_sealer(seals: ItemSealing | None, tenant: str) -> Any:

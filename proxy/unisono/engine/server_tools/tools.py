@@ -327,7 +327,7 @@ def decided_calls(
                 ServerToolCall(
                     call.call_id,
                     call.name,
-                    call.arguments,
+                    call.arguments if decision.arguments is None else decision.arguments,
                     approval=decision.approval,
                     earlier_tokens=call.tokens,
                     answer=decision.answer,

@@ -32,6 +32,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     WEB_SEARCH,
     ServerItemKind,
 )
+from unisono.api.responses.server_tools.approval_history import SEALED
 from unisono.api.tool_calls import to_value
 from unisono.api.tool_search import found_on_servers
 from unisono.core.conversation import AddedTools, FunctionTool, Item, Json, ToolResult
@@ -224,6 +225,7 @@ def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
         "name": item.tool,
         "server_label": public_label(item.server),
         **question,
+        **({SEALED: item.sealed} if item.sealed else {}),
     }
 
 

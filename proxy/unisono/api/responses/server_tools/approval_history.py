@@ -7,8 +7,8 @@ call, even if it arrived later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -19,12 +19,16 @@ from unisono.core.state_store import StoredItem
 from unisono.core.tool_host import ToolQuestion, UserAction, UserAnswer
 from unisono.engine.request import ApprovalDecision
 from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
+from unisono.errors import InvalidRequest
 
 # Item type of a call that waits for the user's answer to a question.
 ELICITATION_REQUEST: Final = "mcp_elicitation_request"
 NOT_ANSWERED: Final = "The user did not answer the question of the tool."
 # Field of a stored approval request: the id that the client gave to the request.
 CLIENTS_ID = "approval_request_id"
+# Field of an approval request or question whose arguments a guardrail has masked: the encrypted call, once with the
+# masked arguments and once with the arguments that the model generated.
+SEALED: Final = "encrypted_content"
 
 
 Wire: TypeAlias = Mapping[str, Any]
@@ -36,20 +40,21 @@ class ServerToolHistory:
 
     `requests` maps ids of approval requests and questions to the calls that wait for them. `questions` maps the ids of
     questions to the questions. `decisions` holds the user's answers. `announced` holds the labels of the servers whose
-    tools were listed.
+    tools were listed. `sealed` maps ids of calls to the encrypted calls of which the client has masked arguments.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
     questions: Mapping[str, ToolQuestion] = field(default_factory=dict)
     decisions: tuple[ApprovalDecision, ...] = ()
     announced: frozenset[str] = frozenset()
+    sealed: Mapping[str, str] = field(default_factory=dict)
 
     def __add__(self, later: ServerToolHistory) -> ServerToolHistory:
         if self == NOTHING_HOSTED or later == NOTHING_HOSTED:
             return later if self == NOTHING_HOSTED else self
         requests, questions = {**self.requests, **later.requests}, {**self.questions, **later.questions}
-        announced = self.announced | later.announced
-        return ServerToolHistory(requests, questions, self.decisions + later.decisions, announced)
+        announced, sealed = self.announced | later.announced, {**self.sealed, **later.sealed}
+        return ServerToolHistory(requests, questions, self.decisions + later.decisions, announced, sealed)
 
 
 NOTHING_HOSTED = ServerToolHistory()
@@ -65,10 +70,13 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
     questions: dict[str, ToolQuestion] = {}
     decisions: list[ApprovalDecision] = []
     announced: set[str] = set()
+    sealed: dict[str, str] = {}
     for item in items:
         match item.wire.get("type"):
             case "mcp_approval_request" | "mcp_elicitation_request" as kind:
                 calls = [content for content in item.meaning if isinstance(content, AssistantCall)]
+                if calls and isinstance(text := item.wire.get(SEALED), str):
+                    sealed[calls[-1].call_id] = text
                 for known_as in (item.id, item.wire.get(CLIENTS_ID)):
                     if calls and isinstance(known_as, str):
                         requests[known_as] = calls[-1]
@@ -89,7 +97,7 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
                 pass
     if not (requests or decisions or announced):
         return NOTHING_HOSTED
-    return ServerToolHistory(requests, questions, tuple(decisions), frozenset(announced))
+    return ServerToolHistory(requests, questions, tuple(decisions), frozenset(announced), sealed)
 
 
 def request_of(response: Wire) -> str:
@@ -142,6 +150,41 @@ def _is_model_output(item: StoredItem) -> bool:
     return not waits and (
         item.wire.get("type") == "mcp_call" or any(isinstance(content, MADE) for content in item.meaning)
     )
+
+
+def with_arguments(
+    earlier: ServerToolHistory, now: ServerToolHistory, opened: Callable[[str], Sequence[Item] | None]
+) -> ServerToolHistory:
+    """Return `now` with the arguments of the approved calls, as the model generated them.
+
+    A guardrail masks what clients and the model read, but not the call. `opened` decrypts the calls with masked
+    arguments. Raises InvalidRequest if a call cannot be decrypted.
+    """
+    both = earlier + now
+    calls = {call.call_id: call for call in both.requests.values()}
+    decisions = (
+        replace(each, arguments=_arguments(calls[each.call_id], both.sealed.get(each.call_id), opened))
+        if each.approved
+        else each
+        for each in now.decisions
+    )
+    return replace(now, decisions=tuple(decisions)) if now.decisions else now
+
+
+def _arguments(call: AssistantCall, sealed: str | None, opened: Callable[[str], Sequence[Item] | None]) -> str:
+    if sealed is None:
+        return call.arguments
+    match opened(sealed):
+        case [AssistantCall() as masked, AssistantCall() as generated]:
+            # The client may have edited the arguments.
+            is_same = (masked.name, masked.arguments) == (call.name, call.arguments)
+            return generated.arguments if is_same else call.arguments
+        case _:
+            raise InvalidRequest(
+                f"'input': the call of '{call.name}' cannot run, because this gateway cannot decrypt the "
+                f"'{SEALED}' of its request; send the item as you received it, or deny the call.",
+                param="input",
+            )
 
 
 # Items generated by a model.
