@@ -9,10 +9,11 @@ probabilities. The text of a raw completion is not changed, so its tokens are fo
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from unisono.core.events import Closed, Event, Opened, Text
 from unisono.core.generation import CHANNEL, CONSTRAIN, FIRST_SPECIAL, MESSAGE, TokenLogprob
 
 # Maximum number of bytes of emitted text that match no token and are buffered. If a text has more, no log probabilities
@@ -252,6 +253,29 @@ class LogprobLog:
                 break
         text += decoder.decode(b"", final=True)
         return (end, text.encode()) if REPLACEMENT in text else None
+
+
+def counted(tokens: Iterable[int], log: LogprobLog | None) -> Iterator[int]:
+    """Yield the tokens one by one, and count each of them in `log` before it is read."""
+    for token in tokens:
+        if log is not None:
+            log.count_read(1)
+        yield token
+
+
+def record_texts(events: Sequence[Event], log: LogprobLog | None) -> None:
+    """Record in `log`, if there is one, where the texts of an answer begin and end.
+
+    The tokens of a journal have no log probabilities, so the events of a replay must not be recorded.
+    """
+    if log is None:
+        return
+    for event in events:
+        match event:
+            case Opened(item=Text(index=index)):
+                log.open_text(index)
+            case Closed(item=Text(index=index)):
+                log.close_text(index)
 
 
 def _common_length(one: bytes, other: bytes) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from unisono.core.conversation import Conversation, Tokens
-from unisono.core.emitted_logprobs import LogprobLog
-from unisono.core.events import Closed, Delta, Event, Finished, Opened, Repaired, Text
+from unisono.core.emitted_logprobs import LogprobLog, counted, record_texts
+from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.ports import Violation
 from unisono.core.server_tool_arguments import ToolArguments
@@ -53,8 +53,7 @@ class OutputReader:
 
     Call order for each step: `start_generation`, `transcript.set_source`, `feed` (repeatedly), `end_generation`. Then
     act on `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open
-    a message on the channel `final`. The reader adds the rule name of each recovery to `recoveries` once. It records in
-    `logprobs` where the texts of the answer begin and end.
+    a message on the channel `final`. The reader adds the rule name of each recovery to `recoveries` once.
     """
 
     def __init__(
@@ -79,8 +78,7 @@ class OutputReader:
         rejects_preambles = self.transcript.controller.requirements.rejects_dangling_preambles
         self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.answer.stop) if request.answer.stop else None
-        self.recoveries = recoveries
-        self._logprobs = logprobs
+        self.recoveries, self._logprobs = recoveries, logprobs
         self._wire_name = tools.wire
         self._final_header = final_header
         # length of the journal before anything is generated
@@ -148,17 +146,12 @@ class OutputReader:
         if self._stops is not None or self._logprobs is not None:
             # The tokens are read one by one, because output after a stop string must not change the result, even if the
             # backend sends it in the same chunk. A chunk may also contain the ends and beginnings of several texts.
-            each = (self._feed_one(token) for token in share_ids(tokens) if self.stop_sequence is None)
-            return [event for events in each for event in events]
+            read = (each for each in counted(share_ids(tokens), self._logprobs) if self.stop_sequence is None)
+            return [event for token in read for event in self._emit(self.transcript.feed((token,)))]
         events = self.transcript.feed(share_ids(tokens))
         # Nearly always, there is only one delta, which `_record` ignores.
         is_delta = self._filter is None and len(events) == 1 and type(events[0]) is Delta
         return events if is_delta else self._emit(events)
-
-    def _feed_one(self, token: int) -> list[Event]:
-        if self._logprobs is not None:
-            self._logprobs.count_read(1)
-        return self._emit(self.transcript.feed((token,)))
 
     def apply_edit(self) -> list[Event]:
         """Apply the pending prompt edit and return the events to emit."""
@@ -298,14 +291,8 @@ class OutputReader:
         return self._record(events)
 
     def _record(self, events: list[Event]) -> list[Event]:
-        # The tokens of a journal have no log probabilities.
-        log = None if self.transcript.is_replaying else self._logprobs
+        record_texts(events, None if self.transcript.is_replaying else self._logprobs)
         for event in events:
-            match event:
-                case Opened(item=Text(index=index)) if log is not None:
-                    log.open_text(index)
-                case Closed(item=Text(index=index)) if log is not None:
-                    log.close_text(index)
             if isinstance(event, Closed):
                 self.items.closed.append(event)
             elif isinstance(event, Repaired) and event.rule not in self.recoveries:
