@@ -12,7 +12,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.request_options import EFFORTS
 from unisono.api.responses.inbound import ResponsesGeneration, check, to_generation_request
 from unisono.api.responses.input_conversion import KnownState
-from unisono.api.responses.input_items import KINDS
+from unisono.api.responses.input_items import KINDS, to_listed
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.access import Caller
@@ -211,6 +211,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "store a number": ({"store": 1}, "store", "invalid_value"),
     "user long": ({"user": "u" * 513}, "user", "invalid_value"),
 }
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
+ANSWER = {"type": "message", "role": "assistant", "content": "Hi"}
+SEARCH = {"type": "web_search_call", "id": "ws_1"}
+
+
+@pytest.mark.parametrize("status", [{"a": [1]}, 5, "", "x", "failed"], ids=str)
+@pytest.mark.parametrize("item", [CALL, OUTPUT, ANSWER, {**ANSWER, "role": "user"}], ids=lambda item: item["type"])
+def test_an_invalid_status_of_an_item_is_an_error(item: dict[str, Any], status: Any) -> None:
+    failure = refusal_of(input=[{**item, "status": status}])
+    assert (failure.param, failure.code) == ("input.0.status", "invalid_value")
+
+
+def test_an_invalid_status_of_a_tool_call_is_an_error() -> None:
+    failure = refusal_of(input=[{**SEARCH, "status": "x"}])
+    assert (failure.param, failure.code) == ("input.0.status", "invalid_value")
+
+
+def test_each_item_accepts_the_statuses_of_its_type() -> None:
+    statuses = ["in_progress", "completed", "incomplete", None]
+    items = [{**item, "status": status} for item in (CALL, OUTPUT, ANSWER) for status in statuses]
+    items += [{**SEARCH, "status": status} for status in ("searching", "failed")]
+    items.append({"type": "reasoning", "summary": [], "content": [], "status": "x"})
+    request = ResponsesRequest.model_validate({"model": "m", "input": items})
+    listed = [to_listed(item)["status"] for item in request.input if item.type != "reasoning"]
+    assert listed == [*["in_progress", "completed", "incomplete", "completed"] * 3, "searching", "failed"]
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)

@@ -90,6 +90,10 @@ def _add_type_names(schema: dict[str, Any], model: type[InputItem]) -> None:
     schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
 
 
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+ToolStatus: TypeAlias = Literal[Status, "failed", "searching", "generating", "interpreting", "calling"]
+
+
 class InputItem(OpenModel):
     """Fields common to all items. `id` is the client's id of the item; it is not verified."""
 
@@ -97,6 +101,7 @@ class InputItem(OpenModel):
 
     type: str
     id: Word = None
+    status: ToolStatus | None = None
 
     @field_validator("type")
     @classmethod
@@ -109,6 +114,7 @@ class InputItem(OpenModel):
 class InputMessage(InputItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
+    status: Status | None = None
     content: Parts
     phase: Word = None
 
@@ -122,12 +128,14 @@ class InputAgentMessage(InputItem):
 
 
 class InputReasoning(InputItem):
+    status: Any = None  # never listed
     content: Texts = ()
     summary: Any = None
     encrypted_content: Word = None
 
 
 class InputCall(InputItem):
+    status: Status | None = None
     call_id: Id
     name: ToolName
     arguments: Arguments = ""
@@ -135,6 +143,7 @@ class InputCall(InputItem):
 
 
 class InputCustomCall(InputItem):
+    status: Status | None = None
     call_id: Id
     name: ToolName
     input: Text = ""
@@ -147,6 +156,7 @@ class InputCallOutput(InputItem):
     If `call_id` is missing, `name` and `namespace` identify the tool that produced the result.
     """
 
+    status: Status | None = None
     name: Word = None
     namespace: Word = None
     call_id: Id | None = None
@@ -249,7 +259,6 @@ class InputClientToolOutput(InputItem):
 
     call_id: Word = None
     output: Any = None
-    status: Word = None
 
 
 class ServerOfItem(OpenModel):
@@ -303,7 +312,6 @@ SILENT_KINDS = (
 # Built-in tools that the client runs.
 CLIENT_TOOLS = ("shell", "local_shell", "apply_patch")
 
-# All kinds of items.
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,
     "agent_message": InputAgentMessage,
