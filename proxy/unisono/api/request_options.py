@@ -29,13 +29,15 @@ from unisono.engine.request import RequestFields
 
 def request_fields(
     conversation: str,
+    request: SamplingFields | None = None,
     *,
     tool: str = "tools.{index}",
     tool_schema: str = "parameters",
     logprobs: str = "logprobs",
 ) -> RequestFields:
     """Return the field names of an API surface. `conversation` is the field of the conversation."""
-    return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias", logprobs)
+    sampling = frozenset[str]() if request is None else _SAMPLING_FIELDS & request.__pydantic_fields_set__
+    return RequestFields(conversation, "tools", tool, tool_schema, "logit_bias", logprobs, sampling)
 
 
 # Reasoning effort.
@@ -86,11 +88,6 @@ _SAMPLING_FIELDS: Final = frozenset(SamplingFields.model_fields)
 def to_sampling(fields: SamplingFields, defaults: AnswerDefaults = NO_DEFAULTS) -> Sampling:
     """Return each sampling value from the request, else from `defaults`, else from `Sampling`."""
     return Sampling(**{**defaults.sampling, **sampling_in(fields)})
-
-
-def requested_sampling(fields: SamplingFields, defaults: AnswerDefaults) -> tuple[Sampling, frozenset[str]]:
-    """Return the first two fields of `AnswerOptions`: sampling, and names of present fields."""
-    return to_sampling(fields, defaults), _SAMPLING_FIELDS & fields.__pydantic_fields_set__
 
 
 def sampling_in(fields: SamplingFields) -> dict[str, Any]:

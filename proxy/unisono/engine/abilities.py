@@ -61,7 +61,7 @@ def field_at_fault(error: Exception, request: GenerationRequest) -> str | None:
     if isinstance(error, ContextTooLong):
         return request.prompt.fields.conversation
     path = (isinstance(error, BackendRejected) and error.backend_field) or ""
-    return path if path.replace("[", ".").partition(".")[0] in request.answer.sampling_fields else None
+    return path if path.replace("[", ".").partition(".")[0] in request.prompt.fields.sampling else None
 
 
 def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> None:

@@ -153,6 +153,7 @@ class RequestFields:
     tool_schema: str = "schema"
     logit_bias: str | None = None
     logprobs: str | None = None
+    sampling: frozenset[str] = frozenset()  # sampling fields that the client sent
 
 
 class RequestKey:
@@ -170,7 +171,6 @@ class AnswerOptions:
     """
 
     sampling: Sampling = field(default_factory=Sampling)
-    sampling_fields: frozenset[str] = frozenset()  # sampling fields that the client sent
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client

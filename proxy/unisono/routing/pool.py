@@ -202,10 +202,10 @@ class RoutingPool:
 
         Must be called in a running event loop.
         """
-        if self._replaced is not None:
+        replaced, self._replaced = self._replaced, None
+        if replaced is not None:
             renewed = {watched.live.name for watched in self._owned.values()}
-            self._replaced.hand_over([carried.live for carried in self._resources], renewed)
-            self._replaced = None
+            replaced.hand_over([carried.live for carried in self._resources], renewed)
         for carried in self._resources:
             carried.live.become(carried.terms)
         self._own([carried.live for carried in self._resources])
@@ -248,9 +248,8 @@ class RoutingPool:
             for task in (watched.probe, watched.loading):
                 if task is not None:
                     task.cancel()
-        for live in [watched.live for watched in self._owned.values()]:
-            if live.name not in renewed:
-                live.become(replace(live.terms, is_removed=True))
+        for live in [each.live for each in self._owned.values() if each.live.name not in renewed]:
+            live.become(replace(live.terms, is_removed=True))
 
     def _probe_by(self, at: float) -> None:
         """Wake the task `_watch` if a probe is needed at the time `at`, before its next check."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 from unisono.api.chat.answer_options import (
     RequestedEfforts,
@@ -29,7 +28,7 @@ from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tool
 from unisono.api.harmony_in_history import split_markers
 from unisono.api.history_builder import History
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, requested_sampling
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.structured_outputs import form_field
 from unisono.api.tool_choice import ChoiceMode, NamedTool, OfferedTools, ToolChoice, not_declared, to_choice
 from unisono.api.unused_fields import MAX_NOTES, notes_on_prefill, notes_on_unused, without_effect
@@ -55,8 +54,6 @@ from unisono.engine.request import (
     ServerTools,
 )
 from unisono.errors import InvalidRequest
-
-_PROMPT_OPTIONS: Final = PromptOptions(fields=request_fields("messages", tool="tools.{index}.function"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +117,9 @@ def to_generation_request(
         model=model,
         conversation=conversation,
         server_tools=hosting,
-        prompt=_PROMPT_OPTIONS,
+        prompt=PromptOptions(fields=request_fields("messages", request, tool="tools.{index}.function")),
         answer=AnswerOptions(
-            *requested_sampling(request, defaults),
+            sampling=to_sampling(request, defaults),
             max_tokens=request.max_completion_tokens or request.max_tokens or defaults.max_tokens,
             stop=tuple(request.stop) or defaults.stop,
             # Without tools, the model may invent a call, which would replace the JSON that the client expects.

@@ -12,7 +12,7 @@ from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, requested_sampling
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.structured_outputs import refuse_forms
 from unisono.api.unused_fields import MAX_NOTES, notes_on_unused
 from unisono.core.access import Caller
@@ -152,7 +152,7 @@ def _generation_request(
         conversation=Conversation(Preamble(), (UserMessage(text),)),
         raw=raw,
         answer=AnswerOptions(
-            *requested_sampling(request, rules.defaults),
+            sampling=to_sampling(request, rules.defaults),
             max_tokens=usual if request.max_tokens is None else request.max_tokens,
             stop=tuple(request.stop) or rules.defaults.stop,
             whole=not request.stream,
@@ -160,7 +160,7 @@ def _generation_request(
         logprobs=request.logprobs,
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="completions"),
         routing=RoutingOptions(failover=rules.failover),
-        prompt=PromptOptions(fields=request_fields("prompt")),
+        prompt=PromptOptions(fields=request_fields("prompt", request)),
     )
 
 

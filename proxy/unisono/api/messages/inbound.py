@@ -35,7 +35,7 @@ from unisono.api.messages.server_tools import (
     with_server_tools,
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, requested_sampling
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.structured_outputs import SchemaSpec, refuse_forms
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tool_server_rules import ServerRules
@@ -145,7 +145,7 @@ def to_generation_request(
         conversation=conversation,
         server_tools=hosting,
         answer=AnswerOptions(
-            *requested_sampling(request, model.rules.defaults),
+            sampling=to_sampling(request, model.rules.defaults),
             # A backend reads a prompt only to generate a token. Therefore, one token is requested for `max_tokens` 0.
             max_tokens=None if request.max_tokens is None else max(request.max_tokens, 1),
             stop=tuple(request.stop_sequences or ()) or defaults.stop,
@@ -159,7 +159,7 @@ def to_generation_request(
             reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
         ),
         origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=SURFACE),
-        prompt=PromptOptions(fields=request_fields("messages", tool_schema="input_schema")),
+        prompt=PromptOptions(fields=request_fields("messages", request, tool_schema="input_schema")),
     )
     generation_request = model.rules.applied_to(generation_request, request.recoveries)
     every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *request.media_notes, *notes]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.client_toolbox import Toolbox, to_toolbox
@@ -18,7 +17,7 @@ from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, smallest
 from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.request_options import request_fields, requested_sampling
+from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.responses.configuration_updates import Configuration
 from unisono.api.responses.declared_tools import Searcher, declared, searcher_of
 from unisono.api.responses.input_conversion import InputConversion, KnownState
@@ -68,9 +67,6 @@ from unisono.engine.request import (
     ServerTools,
 )
 from unisono.errors import InvalidRequest
-
-FIELDS: Final = request_fields("input", logprobs="top_logprobs")
-FIELDS_WITHOUT_TOP_LOGPROBS: Final = request_fields("input", logprobs="include")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ def to_generation_request(
         conversation=to_prompt(history),
         server_tools=deferred.searched(hosting, request),
         answer=AnswerOptions(
-            *requested_sampling(request, defaults),
+            sampling=to_sampling(request, defaults),
             max_tokens=request.max_output_tokens or defaults.max_tokens,
             parallel_calls=defaults.allows_parallel_calls(request.parallel_tool_calls),
             stop=defaults.stop,
@@ -171,7 +167,7 @@ def to_generation_request(
 
 
 def _fields(request: ResponsesRequest) -> RequestFields:
-    return FIELDS if request.top_logprobs else FIELDS_WITHOUT_TOP_LOGPROBS
+    return request_fields("input", request, logprobs="top_logprobs" if request.top_logprobs else "include")
 
 
 def _with_approvals(
