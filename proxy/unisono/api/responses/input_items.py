@@ -134,20 +134,19 @@ class InputReasoning(InputItem):
     encrypted_content: Word = None
 
 
-class InputCall(InputItem):
+class InputClientCall(InputItem):
     status: Status | None = None
     call_id: Id
     name: ToolName
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
+
+
+class InputCall(InputClientCall):
     arguments: Arguments = ""
-    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
 
 
-class InputCustomCall(InputItem):
-    status: Status | None = None
-    call_id: Id
-    name: ToolName
+class InputCustomCall(InputClientCall):
     input: Text = ""
-    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
 
 
 class InputCallOutput(InputItem):
@@ -381,11 +380,8 @@ def to_listed(item: InputItem) -> Wire:
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":
             wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
         case "local_shell_call_output":
-            # The item's `id` is the only link to its call. It is copied to `call_id`, because the stored item gets a
-            # new id.
+            # The item's `id` is the only link to its call, but the stored item gets a new id.
             wire["call_id"] = wire.get("call_id") or wire.get("id")
-        case _:
-            pass
     if isinstance(item, InputAddedTools):
         wire["tools"] = [tool_echo(tool) for tool in item.tools]
     if isinstance(item, InputSearchCall | InputSearchOutput):
