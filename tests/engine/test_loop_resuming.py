@@ -213,8 +213,8 @@ async def test_an_idempotent_call_is_repeated() -> None:
 
 async def test_an_incomplete_journal_allows_only_calls_of_idempotent_tools() -> None:
     talk = Talk([BOTH, ANSWER])
-    hosting = replace(talk.turn.server_tools or ServerTools(), is_journal_complete=False)
-    talk = replace(talk, turn=replace(talk.turn, server_tools=hosting))
+    resumption = replace(talk.turn.resumption, is_journal_complete=False)
+    talk = replace(talk, turn=replace(talk.turn, resumption=resumption))
     batches, report = await talk.batches()
     events = [event for batch in batches for event in batch]
     assert talk.host.made == [("docs", "fetch", {"q": "zwei ⟂"})]

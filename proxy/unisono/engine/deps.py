@@ -192,4 +192,5 @@ class EngineDeps:
             raise UnsupportedValue(
                 "This gateway runs no tools itself; remove the server tools.", param=request.prompt.fields.tools
             )
-        return ToolLoop(self.tools, server_tools, report, request.origin.span)
+        is_complete = request.resumption.is_journal_complete
+        return ToolLoop(self.tools, server_tools, report, request.origin.span, is_journal_complete=is_complete)

@@ -77,9 +77,6 @@ class ServerTools:
     search: ToolSearch | None = None  # search for deferred tools; `servers` contains its server too
     can_ask: bool = False
     seal_calls: Callable[[Sequence[AssistantCall]], Awaitable[str]] | None = None
-    # False: an earlier stream may have made calls that the journal does not contain. This stream might repeat them, so
-    # it calls only idempotent tools.
-    is_journal_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +239,8 @@ class Resumption:
     # `GenerationReport.journal` of an earlier stream of this request, which this stream continues; empty for a new
     # answer. With a journal, the first batch contains exactly the events of the journal, and may be empty.
     journal: Tokens = ()
+    # False: the journal may lack calls of server tools that were made. Only idempotent tools are called then.
+    is_journal_complete: bool = True
     is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
     is_taken_over: bool = False  # another process accepted the request, and may have begun the answer
     is_reported_elsewhere: bool = False  # another process reports the generation to the observers

@@ -27,7 +27,8 @@ class ToolLoop:
     """Runner of the server tools of one answer; their time limit begins at construction.
 
     Each call is added to the facts of `report`. `span` is the parent of the trace spans that are sent to tool servers;
-    None if the request is not traced.
+    None if the request is not traced. If `is_journal_complete` is False, only idempotent tools are called, because an
+    earlier stream may have made the same calls.
     """
 
     def __init__(
@@ -36,9 +37,12 @@ class ToolLoop:
         server_tools: ServerTools,
         report: GenerationReport,
         span: TraceContext | None = None,
+        *,
+        is_journal_complete: bool = True,
     ) -> None:
         self._host = host
         self._server_tools = server_tools
+        self._is_journal_complete = is_journal_complete
         self._report = report
         self._span = span
         self._deadline = asyncio.get_running_loop().time() + server_tools.total_s
@@ -98,7 +102,7 @@ class ToolLoop:
             return refused
         tool = calls.tools.tool(pending.call.name)
         # If calls may be missing from the journal, this call may be one of them.
-        is_possible_repeat = is_possible_repeat or not self._server_tools.is_journal_complete
+        is_possible_repeat = is_possible_repeat or not self._is_journal_complete
         if is_possible_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
             return CallOutcome.unknown()
         assert tool is not None

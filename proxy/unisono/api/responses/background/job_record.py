@@ -185,7 +185,5 @@ def reported_elsewhere(prepared: PreparedRequest) -> PreparedRequest:
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that have already run."""
     request = prepared.generation.request
-    if request.server_tools is None:
-        return prepared
-    request = replace(request, server_tools=replace(request.server_tools, is_journal_complete=False))
+    request = replace(request, resumption=replace(request.resumption, is_journal_complete=False))
     return replace(prepared, generation=replace(prepared.generation, request=request))
