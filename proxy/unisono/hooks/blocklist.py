@@ -19,7 +19,7 @@ from unisono.hooks.text_guardrail import (
     Blocked,
     directions_of,
     is_json,
-    json_values,
+    json_texts,
     without_surrogates,
 )
 from unisono.schemas.patterns import BadPattern, Expression
@@ -93,13 +93,14 @@ def _texts(conversation: Conversation) -> Iterator[str]:
 
 
 def _as_read(text: str) -> Iterator[str]:
-    """Yield a text of the answer or the arguments of a call, and their values if they are JSON.
+    """Yield the names and values of a JSON text, or any other text as a whole.
 
-    Escapes such as `\\u0040` hide a value in the JSON text.
+    An escape such as `\\u0040` would hide a value in the JSON text.
     """
-    yield text
     if is_json(text):
-        yield from json_values(text)
+        yield from json_texts(text)
+    else:
+        yield text
 
 
 def _annotation(where: str, found: Sequence[str]) -> Annotation | None:

@@ -35,8 +35,10 @@ FIELD: Final = {
     "transcriptions": "prompt",
 }
 
-# A string or a number of a JSON text, as it is written there.
-JSON_VALUE: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9][0-9.eE+-]*', re.DOTALL)
+# A name with its colon, a string or a number in a JSON text.
+JSON_TOKEN: Final = re.compile(
+    r'(?P<string>"[^"\\]*(?:\\.[^"\\]*)*")(?P<colon>\s*:\s*)?|(?P<number>-?[0-9][0-9.eE+-]*)', re.DOTALL
+)
 
 # Function that checks a text. It returns the text or a masked replacement, or raises `Refused`.
 Check = Callable[[str], Awaitable[str]]
@@ -63,7 +65,8 @@ async def checked(
 ) -> Changes | None:
     """Check every text of a conversation. Return the changes, or None if nothing changes.
 
-    Up to `at_once` texts are checked at the same time. Tool declarations are not checked. Raises the exception of
+    Up to `at_once` texts are checked at the same time. If this is more than one, a check is slow, and the values of a
+    JSON text are first checked together. Tool declarations are not checked. Raises the exception of
     `check` if it refuses a text. Also raises `Blocked` if the check would change the prefill, which is the text with
     which the client starts the answer. `field` is the request field that contains the conversation; the exception names
     this field.
@@ -74,7 +77,7 @@ async def checked(
         partial(check, prefill),
     ]
     results = await _in_order(
-        [*texts, *(partial(_checked_item, item, check, field) for item in conversation.items)], at_once
+        [*texts, *(partial(_checked_item, item, check, at_once > 1) for item in conversation.items)], at_once
     )
     instructions, new_prefill, *items = results
     if new_prefill != prefill:
@@ -114,12 +117,12 @@ async def _in_order(checks: Sequence[Callable[[], Awaitable[Any]]], at_once: int
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _checked_item(item: Item, check: Check, field: str | None) -> Item:
+async def _checked_item(item: Item, check: Check, together: bool) -> Item:
     match item:
         case AddedTools():
             return item
         case AssistantCall(arguments=text):
-            new = await checked_json(text, check, field=field)
+            new = await checked_json(text, check, together=together)
             return item if new == text else replace(item, arguments=new)
         case ToolResult(output=text):
             return item if (new := await check(text)) == text else replace(item, output=new)
@@ -132,30 +135,40 @@ async def _checked_item(item: Item, check: Check, field: str | None) -> Item:
 # `\nann@example.com`, the `n` looks like a part of the address.
 
 
-async def checked_json(text: str, check: Check, *, field: str | None = None) -> str:
+async def checked_json(text: str, check: Check, *, together: bool = False) -> str:
     """Check a text that may be JSON, and return it with its masks.
 
-    A text that is not JSON is checked as it is. A text that is a JSON object or array remains valid JSON: each of its
-    strings and numbers is checked alone, and a masked number becomes a string. Raises the exception of `check` if it
-    refuses the text. Raises `Blocked` if the check would mask a part of a JSON text that is not within one value.
+    A text that is not JSON is checked as it is. A JSON text remains valid: the names, strings and numbers in it are
+    checked one by one, and a masked number becomes a string. A value is also checked together with its name, because an
+    expression may describe both, such as `"api_key": "..."`; the mask then replaces the value. With `together`, a first
+    check of all names and values may show that there is nothing to mask. Raises the exception of `check` if it refuses
+    the text.
     """
     if not is_json(text):
         return await check(text)
-    masked = text if await _are_clean(json_values(text), check) else await _with_masked_values(text, check)
-    # An expression may also describe a name with its value, such as `"password": "..."`.
-    checked_text = await check(masked)
-    if checked_text != masked and not is_json(checked_text):
-        raise Blocked(
-            "The JSON of a tool call or an answer contains content that a guardrail masks. Masking is not possible "
-            "there, because the content extends beyond one value; remove the content.",
-            param=field,
-        )
-    return checked_text
+    if together and await _is_clean("\n".join(json_texts(text)), check):
+        return text
+    parts: list[str] = []
+    copied, opening = 0, ""
+    names: dict[str, str] = {}
+    for match in JSON_TOKEN.finditer(text):
+        written = match["string"] or match["number"]
+        old = _decoded(written)
+        if match["colon"] is None:
+            new = await _checked_value(opening, old, '"' if match["string"] else "", check)
+        else:
+            new = names[old] if old in names else _distinct(await check(old), names, old)
+            names[old] = new
+            opening = f'"{new}"{match["colon"]}'
+        if new != old:
+            parts += [text[copied : match.start()], json.dumps(new, ensure_ascii=False)]
+            copied = match.start() + len(written)
+    return "".join([*parts, text[copied:]])
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is a JSON object or array."""
-    if not text.lstrip().startswith(("{", "[")):
+    """Return whether a text is a JSON object, array or string."""
+    if not text.lstrip().startswith(("{", "[", '"')):
         return False
     try:
         # Numbers stay texts, because Python refuses to convert numbers of more than 4,300 digits.
@@ -165,45 +178,59 @@ def is_json(text: str) -> bool:
     return True
 
 
-def json_values(text: str) -> Iterator[str]:
-    """Yield the strings and the numbers of a JSON text, in their order.
-
-    The strings are decoded, and include the names of members. Instead of a string that is a JSON object or array
-    itself, the values of this text are yielded.
-    """
-    for match in JSON_VALUE.finditer(text):
-        value = _decoded(match[0])
-        if is_json(value):
-            yield from json_values(value)
+def json_texts(text: str) -> Iterator[str]:
+    """Yield the decoded names and values of a JSON text, and each value together with its name."""
+    opening = ""
+    for match in JSON_TOKEN.finditer(text):
+        value = _decoded(match["string"] or match["number"])
+        if match["colon"] is not None:
+            opening = f'"{value}"{match["colon"]}'
+            yield value
+        elif is_json(value):
+            yield from json_texts(value)
         else:
             yield value
+            quote = '"' if match["string"] else ""
+            yield f"{opening}{quote}{value}{quote}"
 
 
-async def _are_clean(values: Iterator[str], check: Check) -> bool:
-    """Return whether the check neither refuses nor changes any value."""
-    # One check of all values together is faster than one for each value, in particular if a service makes it.
-    joined = "\n".join(values)
+async def _is_clean(text: str, check: Check) -> bool:
     try:
-        return await check(joined) == joined
+        return await check(text) == text
     except Refused:
         # The refused text may extend over two values, so each value has to be checked alone.
         return False
 
 
-async def _with_masked_values(text: str, check: Check) -> str:
-    parts: list[str] = []
-    copied = 0
-    for match in JSON_VALUE.finditer(text):
-        value = _decoded(match[0])
-        masked = await checked_json(value, check)
-        if masked != value:
-            parts += [text[copied : match.start()], json.dumps(masked, ensure_ascii=False)]
-            copied = match.end()
-    return "".join([*parts, text[copied:]])
+async def _checked_value(opening: str, value: str, quote: str, check: Check) -> str:
+    """Check a value alone and after its name, and return it with its masks.
+
+    `opening` is the name with its colon, empty outside of objects. `quote` encloses the value.
+    """
+    new = await checked_json(value, check)
+    if not opening or is_json(new):
+        return new
+    member = f"{opening}{quote}{new}{quote}"
+    masked = await check(member)
+    if masked == member:
+        return new
+    return masked.removeprefix(opening).strip('"')
 
 
-def _decoded(value: str) -> str:
-    return str(json.loads(value, strict=False)) if value.startswith('"') else value
+def _distinct(name: str, names: Mapping[str, str], old: str) -> str:
+    """Return a masked name that no other name has."""
+    # Parsers keep only one of several members with the same name.
+    used = {*names.values()} - {old}
+    number = 2
+    distinct = name
+    while name != old and distinct in used:
+        distinct = f"{name}_{number}"
+        number += 1
+    return distinct
+
+
+def _decoded(written: str) -> str:
+    return str(json.loads(written, strict=False)) if written.startswith('"') else written
 
 
 def without_surrogates(text: str) -> str:
@@ -252,5 +279,6 @@ class TextGuardrail(Hook):
             return await self.checked_text(text, "answer")
 
         may_be_json = isinstance(item.item, ToolCall | HostedCall | Text)
-        new = await (checked_json(item.text, check) if may_be_json else check(item.text))
+        together = self.CHECKS_AT_ONCE > 1
+        new = await (checked_json(item.text, check, together=together) if may_be_json else check(item.text))
         return None if new == item.text else new
