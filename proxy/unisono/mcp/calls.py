@@ -62,6 +62,9 @@ UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
 # describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
+# Part of the message that replaces an answer with HTTP status 202, which announces that no result follows. The status
+# is not enough: on the older (SSE) transport, every message gets it, and the result arrives on another stream.
+ACCEPTED: Final = "answered a request with 202 Accepted"
 # Prefixes of the SDK's messages about a lost answer. The error code is not enough, because servers also use it for
 # their own errors.
 LOST: Final = ("Connection closed", "SSE stream ended")
@@ -279,7 +282,7 @@ def _refused(exchange: Exchange, error: MCPError, limits: McpLimits) -> CallAtte
         return CallAttempt(
             _failed(f"The tool server did not answer: {problem or 'the connection was lost'}.", unknown=True)
         )
-    if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
+    if error.message.startswith(NOT_UNDERSTOOD) or (status == 202 and ACCEPTED in error.message):
         return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     return CallAttempt(_failed(_message_of(error) or f"The tool server reported error {error.code}."))
 
