@@ -52,7 +52,8 @@ async def test_connections_share_the_certificate_authorities(
 @pytest.mark.parametrize("transport", [*HTTP_TRANSPORTS, "sse", SLOW_STDIO])
 async def test_tool_error_is_an_outcome(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport)
-    for tool, arguments in (("broken", {}), ("nobody", {}), ("echo", {"text": 5}), ("echo", {}), ("files", {"name": "a"})):
+    wrong = (("broken", {}), ("nobody", {}), ("echo", {"text": 5}), ("echo", {}), ("files", {"name": "a"}))
+    for tool, arguments in wrong:
         outcome = await host.call(server, tool, sent(arguments))
         assert outcome.is_error
         assert not outcome.outcome_unknown

@@ -172,7 +172,14 @@ ANSWERS: dict[str, tuple[Acting, tuple[bool, bool, str]]] = {
     "HTML page": (lambda seen: [plain(200, b"<html>", "text/html")], UNKNOWN),
     "not JSON": (lambda seen: [plain(200, b"{what the server says")], UNKNOWN),
     "not UTF-8": (lambda seen: [plain(200, result(seen).replace(b"acted", b"\xff"))], UNKNOWN),
-    "half of a surrogate pair": (lambda seen: [plain(200, result(seen).replace(b"acted", b"\\ud800"))], UNKNOWN),
+    "half of a surrogate pair": (
+        lambda seen: [plain(200, result(seen).replace(b"acted", b"acted\\ud800"))],
+        (False, False, "acted\ufffd"),
+    ),
+    "half of a surrogate pair in an event": (
+        lambda seen: events(result(seen).replace(b"acted", b"\\ud83d\\ud83d\\ude00")),
+        (False, False, "\ufffd😀"),
+    ),
     "deep nesting": (lambda seen: [plain(200, b"[" * 100_000 + b"]" * 100_000)], UNKNOWN),
     "batch": (lambda seen: [plain(200, b"[" + result(seen) + b"]")], UNKNOWN),
     "another id": (lambda seen: [plain(200, result(seen, id=77))], UNKNOWN),

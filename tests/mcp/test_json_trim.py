@@ -21,11 +21,13 @@ from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.messages import Exchange
 from unisono.mcp.response_filter import (
+    OFF_LOOP_BYTES,
     QUICK_TOKENS,
     EventStreamBody,
     TrimLimitReached,
     children,
     fields_of,
+    trim,
     trim_in_thread,
 )
 
@@ -228,3 +230,23 @@ LARGE_EVENTS = {
 @pytest.mark.parametrize(("event", "fields"), LARGE_EVENTS.values(), ids=LARGE_EVENTS)
 def test_large_event_is_passed_on_with_one_line_for_each_field(event: bytes, fields: tuple[list[bytes], bytes]) -> None:
     assert fields_of(event) == fields
+
+
+# JSON text of a server, and the JSON text without lone surrogates.
+SURROGATES = {
+    "no surrogate": (rb'"a\u00e4\ufffd"', rb'"a\u00e4\ufffd"'),
+    "pair": (rb'"\ud83d\uDE00"', rb'"\ud83d\uDE00"'),
+    "high surrogate": (rb'"a\ud83db"', rb'"a\ufffdb"'),
+    "low surrogate": (rb'"\uDE00"', rb'"\ufffd"'),
+    "high surrogate before a pair": (rb'"\ud83d\ud83d\ude00"', rb'"\ufffd\ud83d\ude00"'),
+    "low surrogate after a pair": (rb'"\ud83d\ude00\ude00"', rb'"\ud83d\ude00\ufffd"'),
+    "escaped backslash": (rb'"\\ud83d"', rb'"\\ud83d"'),
+    "surrogate after an escaped backslash": (rb'"\\\ud83d"', rb'"\\\ufffd"'),
+    "unpaired surrogates": (rb'"\ud83d\\ude00"', rb'"\ufffd\\ude00"'),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), SURROGATES.values(), ids=SURROGATES)
+@pytest.mark.parametrize("spaces", [0, OFF_LOOP_BYTES])
+async def test_lone_surrogates_are_replaced(before: bytes, after: bytes, spaces: int) -> None:
+    assert await trim(before + b" " * spaces, LIMITS) == after + b" " * spaces

@@ -42,6 +42,10 @@ NOTHING: Final = b"{"
 
 # An unterminated string extends to the end of the data, so that no byte is scanned twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\],:]', re.DOTALL)
+# An escape in a JSON string: a pair of surrogates, a lone surrogate (the group), or any other.
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), ord(":")
 
 
@@ -71,15 +75,28 @@ class Child:
 async def trim(data: bytes, limits: McpLimits) -> bytes:
     """Return a server's message trimmed to a size that can be parsed quickly.
 
-    Raises `TrimLimitReached` if the message has too many JSON tokens, or a tool list that would have to be truncated.
+    Lone surrogates are replaced. Raises `TrimLimitReached` if the message has too many JSON tokens, or a tool list that
+    would have to be truncated.
     """
     if len(data) <= OFF_LOOP_BYTES:
-        return data
+        return without_lone_surrogates(data)
     return await asyncio.to_thread(trim_in_thread, data, limits)
+
+
+def without_lone_surrogates(data: bytes) -> bytes:
+    """Replace each lone surrogate in JSON with U+FFFD.
+
+    The SDK rejects a message that contains one. JavaScript servers send a lone surrogate if they cut a text inside an
+    emoji.
+    """
+    if b"\\ud" not in data and b"\\uD" not in data:
+        return data
+    return _ESCAPE.sub(lambda match: match[0] if match[1] is None else rb"\ufffd", data)
 
 
 def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
     """Trim a server's message in this thread. Results and errors are those of `trim`."""
+    data = without_lone_surrogates(data)
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)
@@ -282,7 +299,8 @@ class EventStreamBody(_Body):
         begin = 0
         for end in _EVENT_END.finditer(self._buffer, looked_at):
             event = bytes(self._buffer[begin : end.end()])
-            self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._trim_event(event))
+            is_small = len(event) <= OFF_LOOP_BYTES
+            self._ready.append(without_lone_surrogates(event) if is_small else await self._trim_event(event))
             begin = end.end()
         if len(self._buffer) - begin > self._limits.answer_bytes:
             # With line breaks, the SDK might parse millions of lines before it rejects the event.
