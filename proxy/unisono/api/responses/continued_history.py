@@ -107,17 +107,19 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
     # The first response of a chain may belong to a conversation. The history then begins with the items that the
     # conversation had before that response.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
-    items = list(before)
+    items, all_items = list(before), list(before)
     configuration = configuration_in([*before, *(item for response in chain for item in response.input)])
     for response in chain:
         # A compaction replaces everything before it.
         items = [*([] if is_compacted(response) else [*items, *response.input]), *response.output]
+        # It keeps the calls that wait for the user, but not their approval requests and questions.
+        all_items += (*response.input, *response.output)
     return PriorState(
         continued((), items),
         stored,
         (*parent.ancestors, parent.id),
         parent.first_day,
-        hosted=server_tool_history(items),
+        hosted=server_tool_history(all_items),
         configuration=configuration,
     )
 

@@ -13,9 +13,10 @@ from functools import partial
 
 from unisono.api.automatic_compaction import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.client_toolbox import Toolbox, to_toolbox
+from unisono.api.compaction_summary import pending_calls
 from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, smallest
-from unisono.api.gateway_tools import PYTHON, builtin_for, builtin_notes
+from unisono.api.gateway_tools import builtin_for, builtin_notes
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.request_options import request_fields, to_sampling
 from unisono.api.responses.configuration_updates import Configuration
@@ -33,7 +34,6 @@ from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import (
     CLIENTS_ID,
     SEALED,
-    ServerToolHistory,
     parted,
     with_arguments,
     with_call_results,
@@ -47,12 +47,20 @@ from unisono.api.responses.server_tools.deferred_tools import (
     without,
 )
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
-from unisono.api.responses.server_tools.servers import on_offer
+from unisono.api.responses.server_tools.servers import on_offer, to_server_tools
 from unisono.api.structured_outputs import refuse_forms
 from unisono.api.tool_choice import to_choice
 from unisono.api.unused_fields import MAX_NOTES, notes_on_unused
 from unisono.core.access import Caller
-from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, FunctionTool, Item, Preamble
+from unisono.core.conversation import (
+    AddedTools,
+    AssistantCall,
+    Conversation,
+    DeveloperMessage,
+    FunctionTool,
+    Item,
+    Preamble,
+)
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_host import ToolNames, ToolServer
@@ -183,7 +191,11 @@ def _with_approvals(
     """
     earlier, new = parted(entries, reading.known.hosted)
     now = with_arguments(earlier, reading.known.now + new, reading.known.opened)
-    history = with_replaced(with_call_results(reading.history.items(), earlier, now), reading.tools)
+    items = reading.history.items()
+    # A compaction keeps the calls that wait for the user, who may answer them afterwards.
+    pending = pending_calls(items) if request.is_compaction else ()
+    waiting = {call.call_id for call in pending if isinstance(call, AssistantCall)}
+    history = with_replaced(with_call_results(items, earlier, now, waiting=waiting), reading.tools)
     return to_server_tools(request, earlier, now, servers), history
 
 
@@ -272,27 +284,6 @@ def _preamble(request: ResponsesRequest, configuration: Configuration, today: st
     """Return the preamble without tools."""
     requested = configuration.effort or (request.reasoning.effort if request.reasoning else None)
     return Preamble(request.instructions or "", effort=rules.defaults.effort_for(requested), date=today)
-
-
-def to_server_tools(
-    request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
-) -> ServerTools | None:
-    """Return the server tools and the decisions on their calls; None if the request has neither.
-
-    `now` is the server tool history in the request's input, and `earlier` is the history before the input. With
-    `tool_choice: none`, the model is offered no server. An approved call is then not run, and its result is an error.
-    """
-    servers = () if request.has_no_calls else servers
-    if not servers and not now.decisions:
-        return None
-    # No tool list is emitted for a builtin tool, because the client knows its functions.
-    trained = {server.label for server in servers if server.builtin}
-    announced = earlier.announced | now.announced | trained
-    # Clients send executed code back with its outputs, but not the results of web searches.
-    visible = frozenset(server.label for server in servers if server.builtin in ("", PYTHON))
-    return ServerTools(
-        servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible, can_ask=True
-    )
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:

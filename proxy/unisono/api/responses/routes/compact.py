@@ -35,6 +35,7 @@ from unisono.api.json_response import to_whole
 from unisono.api.responses.answer_schema import Compaction
 from unisono.api.responses.continued_history import continued, recall
 from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.input_items import COMPACTION_TRIGGER, InputTrigger
 from unisono.api.responses.items import NewId, Wire, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
@@ -80,6 +81,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     effective["reasoning"] = _reasoning(body.get("reasoning"))
     request = await validate_body(deps, sender.caller, {**effective, "store": False}, size, sender.request_id)
+    request = request.model_copy(update={"input": [*request.input, InputTrigger(type=COMPACTION_TRIGGER)]})
     model = deps.resolve(request.model, sender.caller)
     past = await recall(deps.store, sender.tenant, request)
     response_id, created_at = deps.new_id("resp_"), int(deps.clock())

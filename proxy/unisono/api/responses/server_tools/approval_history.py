@@ -7,7 +7,7 @@ call, even if it arrived later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Final, TypeAlias
 
@@ -191,17 +191,19 @@ def _arguments(call: AssistantCall, sealed: str | None, opened: Callable[[str], 
 MADE = (AssistantReasoning, AssistantMessage, AssistantCall)
 
 
-def with_call_results(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHistory) -> tuple[Item, ...]:
+def with_call_results(
+    items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHistory, *, waiting: Collection[str] = ()
+) -> tuple[Item, ...]:
     """Return the conversation with a result after every call that required approval.
 
-    Calls that are decided `now` have no result yet.
+    Calls that are decided `now`, and calls with an id in `waiting`, have no result yet.
     """
     both = earlier + now
     requested = {call.call_id for call in both.requests.values()}
     asked = {both.requests[request].call_id for request in both.questions}
     if not requested:
         return tuple(items)
-    open_now = {decision.call_id for decision in now.decisions}
+    open_now = {decision.call_id for decision in now.decisions}.union(waiting)
     decided = {decision.call_id: decision for decision in earlier.decisions}
     results = {item.call_id: item for item in items if isinstance(item, ToolResult) and item.call_id in requested}
     found: list[Item] = []

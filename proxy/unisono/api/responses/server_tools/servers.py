@@ -13,13 +13,15 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.api.client_toolbox import TOOL_SEARCH, Toolbox
-from unisono.api.gateway_tools import builtin_for, missing_setting
+from unisono.api.gateway_tools import PYTHON, builtin_for, missing_setting
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.responses.server_tools.approval_history import ServerToolHistory
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.requested_approvals import combined_approval
 from unisono.api.tool_choice import SERVER, HostedTool, NamedTool, OfferedTools, not_declared
 from unisono.api.tool_server_rules import MAX_SERVERS, RequestedServer, ServerRules
 from unisono.core.tool_host import SEARCH_LABEL, ToolServer
+from unisono.engine.request import ServerTools
 from unisono.errors import InvalidRequest, UnsupportedValue
 
 # Field that names server tools: by server label, or by type for builtin tools.
@@ -101,4 +103,25 @@ def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolSe
         approval=combined_approval(server.approval, spec.require_approval),
         description=spec.server_description or server.description,
         deferred=bool(spec.defer_loading),
+    )
+
+
+def to_server_tools(
+    request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
+) -> ServerTools | None:
+    """Return the server tools and the decisions on their calls; None if the request has neither.
+
+    `now` is the server tool history in the request's input, and `earlier` is the history before the input. With
+    `tool_choice: none`, the model is offered no server. An approved call is then not run, and its result is an error.
+    """
+    servers = () if request.has_no_calls else servers
+    if not servers and not now.decisions:
+        return None
+    # No tool list is emitted for a builtin tool, because the client knows its functions.
+    trained = {server.label for server in servers if server.builtin}
+    announced = earlier.announced | now.announced | trained
+    # Clients send executed code back with its outputs, but not the results of web searches.
+    visible = frozenset(server.label for server in servers if server.builtin in ("", PYTHON))
+    return ServerTools(
+        servers, announced, now.decisions, max_calls=request.max_tool_calls, visible=visible, can_ask=True
     )
