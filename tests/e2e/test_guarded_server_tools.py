@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -76,6 +77,16 @@ async def test_an_approved_call_has_the_arguments_of_the_model(
         assert (MASKED in request["arguments"]) is (mode != ["pre_call"])
         await continued(harness, first, answered(request), store=store)
         assert upstream.noted(text) == [f"echo {text}"]
+
+
+async def test_a_client_may_write_the_masked_arguments_in_a_different_way(upstream: Upstream) -> None:
+    async with guarded(upstream, ["post_call"], require_approval="always") as harness:
+        harness.say(calls("echo", text=f"{MAIL} rewritten"))
+        first = await harness.whole(store=False)
+        request = first["output"][-1]
+        request["arguments"] = json.dumps(json.loads(request["arguments"]), indent=1)
+        await continued(harness, first, answered(request), store=False)
+        assert upstream.noted("rewritten") == [f"echo {MAIL} rewritten"]
 
 
 async def test_a_client_may_edit_the_masked_arguments(upstream: Upstream) -> None:
