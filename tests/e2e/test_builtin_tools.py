@@ -152,6 +152,25 @@ async def test_continued_conversation_cites_a_page_opened_earlier(harness: Line)
     assert (note["url"], note["title"], note["start_index"]) == (PARIS, "Capitals", 11)
 
 
+@pytest.mark.parametrize("way", ["stored", "conversation", "sent"])
+async def test_a_page_that_was_opened_earlier_is_cited_with_its_exact_address(
+    folder: Path, harness: Line, way: str
+) -> None:
+    (folder / "disk a%26b.txt").write_text("The sundial is full.\n")
+    search = trained("browser.search", '{"query":"sundial"}', THOUGHT)
+    harness.say(search, OPEN, trained("browser.find", '{"pattern":"is full"}', THOUGHT), answers("【1†L2】【2†L1】"))
+    fields = {"conversation": await harness.conversation()} if way == "conversation" else {}
+    first = await harness.whole(**fields)
+    before = first["output"] if way == "sent" else []
+    fields = {"previous_response_id": first["id"]} if way == "stored" else fields
+    harness.say(answers("【1†L2】【2†L1】"))
+    second = await harness.whole(input=[*before, {"role": "user", "content": "Sure?"}], **fields)
+    [now], [later] = made(first, "message"), made(second, "message")
+    notes = now["content"][0]["annotations"]
+    assert [note["url"] for note in notes] == ["file:///disk%20a%2526b.txt"] * 2
+    assert later["content"][0]["annotations"] == notes
+
+
 async def test_every_conversation_has_its_own_browser(harness: Line) -> None:
     harness.say(SEARCH, OK)
     await harness.whole()

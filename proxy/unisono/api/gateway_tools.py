@@ -78,9 +78,13 @@ def to_builtin_servers(
     )
 
 
-def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
-    """Return the results of browser calls in a conversation, oldest first."""
-    return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
+def browser_results(items: Iterable[Item], pages: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the results of browser calls, oldest first, each with the address of its page.
+
+    `pages` maps ids of calls to the addresses of their pages. The address is "" if it is unknown.
+    """
+    results = (item for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
+    return tuple((result.output, pages.get(result.call_id, "")) for result in results)
 
 
 def allowed(server: ToolServer, builtin: str) -> ToolServer:

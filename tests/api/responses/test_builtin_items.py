@@ -28,6 +28,16 @@ FIND_RESULT = (
     "[4] Find results for text: `x` in `Paris` (https://a.example/paris/find?pattern=x)\n"
     "**viewing lines [0 - 1] of 1**\n\nL0: # 【0†match at L2】\nL1: x"
 )
+# The header has the decoded address, which is not the address of the page.
+SPACED = [
+    (
+        "[10] error 42 (file:///error 42 (1).txt)\n**viewing lines [0 - 1] of 1**\n\nL1: x",
+        "file:///error%2042%20(1).txt",
+    ),
+    ("[11] b (file:///a%26b.txt)\n**viewing lines [0 - 1] of 1**\n\nL1: x", "file:///a%2526b.txt"),
+    ("[12] c (file:///c d.txt)\n**viewing lines [0 - 1] of 1**\n\nL1: x", ""),
+]
+QUERY = "[13] disk (full)\n**viewing lines [0 - 1] of 1**\n\nL1: x"
 RESULTS = (
     "[5] query\n**viewing lines [0 - 6] of 6**\n\nL2: # Search Results\nL3: \n"
     "L4:   * 【0†One†a.example】 snippet\nL5: more of it\nL6:   * 【1†Two†b.example】 snippet"
@@ -44,7 +54,9 @@ RESULTS_FACTS: Json = {
 
 
 def cited_pages() -> CitedPages:
-    pages = CitedPages([VIEW, FIND_RESULT, "Error: nothing", "[9] no view"])
+    pages = CitedPages(
+        [(VIEW, ""), (FIND_RESULT, ""), ("Error: nothing", ""), ("[9] no view", ""), *SPACED, (QUERY, "")]
+    )
     pages.add_result(RESULTS, RESULTS_FACTS)
     return pages
 
@@ -66,6 +78,10 @@ CITATIONS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a page without a view header": ("【9†L1】", []),
     "a bracket before the citation": ("【【3†L1】", [("【3†L1】", "https://a.example/paris", "Paris")]),
     "an unclosed citation": ("【3†L1 and so on", []),
+    "an address with spaces": ("【10†L1】", [("【10†L1】", "file:///error%2042%20(1).txt", "error 42")]),
+    "an address with an encoded %": ("【11†L1】", [("【11†L1】", "file:///a%2526b.txt", "b")]),
+    "an unknown address": ("【12†L1】", []),
+    "a query with brackets": ("【13†L1】", []),
     "no citation": ("【note】 3†L1", []),
     "a huge page number": ("【" + "9" * 40 + "†L1】", []),
 }

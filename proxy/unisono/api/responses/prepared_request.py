@@ -30,7 +30,7 @@ from unisono.api.responses.outbound.reasoning_summary import SUMMARY_CHARS
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_claims import ApprovalClaims, approvals_in
-from unisono.api.responses.server_tools.approval_history import SEALED
+from unisono.api.responses.server_tools.approval_history import SEALED, server_tool_history
 from unisono.api.responses.server_tools.servers import to_servers
 from unisono.api.tool_server_rules import ServerRules
 from unisono.core.access import Caller
@@ -281,6 +281,7 @@ def _frame(
     today: str,
     seals: ItemSealing | None,
 ) -> ResponseFrame:
+    pages = {**past.hosted.pages, **past.now.pages, **server_tool_history(generation.input).pages}
     return ResponseFrame(
         id=response_id,
         created_at=created_at,
@@ -298,7 +299,7 @@ def _frame(
         conversation=request.conversation.id if request.conversation else None,
         seen=past.seen,
         include=frozenset(request.include or ()),
-        browsed=browser_results(generation.request.conversation.items),
+        browsed=browser_results(generation.request.conversation.items, pages),
         summary_chars=SUMMARY_CHARS[request.summary],
         seal_history=_history_sealer(seals, sender.tenant) if generation.compaction is not None else None,
         logprobs=generation.request.logprobs,

@@ -2,7 +2,8 @@
 
 A citation names a page by its cursor, the number that the browser gave the page. The address and the title of a page
 are read from the tool's structured result if there is one, otherwise from the header of the result's text. Stored
-results of earlier responses have only the text.
+results of earlier responses have only the text. The header contains the decoded address, so the exact address is taken
+from the stored item of the call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from unisono.api.responses.items import Wire
 from unisono.core.conversation import Json
 from unisono.core.frozen import dataclass
 
-_HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
+_HEADER = re.compile(r"\A\[(\d{1,9})\] (.{0,4000})\n\*\*viewing lines")
+# Title and address in a header. A decoded address may contain spaces.
+_TITLE = re.compile(r"(.*) \(([a-z][a-z0-9+.-]*:\S.*)\)")
 _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
 _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
 _FOUND: Final = "Find results for text: `"
@@ -58,14 +61,14 @@ def _searched_title(title: str) -> str | None:
 class CitedPages:
     """Pages that the browser returned in a conversation, by cursor.
 
-    `outputs` are the texts of earlier browser results, oldest first.
+    `outputs` are the texts of earlier browser results, oldest first, each with the address of its page, or "".
     """
 
-    def __init__(self, outputs: Iterable[str] = ()) -> None:
+    def __init__(self, outputs: Iterable[tuple[str, str]] = ()) -> None:
         self._pages: dict[int, CitedPage] = {}
         self._last: int | None = None
-        for text in outputs:
-            self.add_result(text)
+        for text, url in outputs:
+            self.add_result(text, {"url": url})
 
     def __bool__(self) -> bool:
         return bool(self._pages)
@@ -77,8 +80,11 @@ class CitedPages:
         cursor = page_facts.get("cursor", header and int(header[1]))
         if not isinstance(cursor, int):
             return
-        url = _text(page_facts.get("url")) or (header[3] if header is not None else "") or ""
-        title = _text(page_facts.get("title")) or (header[2] if header is not None else "")
+        named = _TITLE.fullmatch(header[2]) if header is not None else None
+        shown_title, shown_url = named.groups() if named is not None else (header[2] if header is not None else "", "")
+        # With spaces, the decoded address is not the address of the page.
+        url = _text(page_facts.get("url")) or ("" if " " in shown_url else shown_url)
+        title = _text(page_facts.get("title")) or shown_title
         if (searched := _searched_title(title)) is not None:
             title, url = searched, _PLACE.sub("", url)
         results = page_facts.get("results")

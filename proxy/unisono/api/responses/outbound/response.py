@@ -116,8 +116,8 @@ class ResponseFrame:
     # Number of items that were added to the conversation before the response; None without a conversation.
     seen: int | None = None
     include: frozenset[str] = frozenset()
-    # Results of the browser in earlier responses.
-    browsed: tuple[str, ...] = ()
+    # Results of the browser in earlier responses, each with the address of its page.
+    browsed: tuple[tuple[str, str], ...] = ()
     # Maximum characters of the summary of a reasoning item; 0 for no summary.
     summary_chars: int = 0
     # Function that encrypts the conversation for a compaction item; None if the answer contains no compaction.

@@ -42,6 +42,7 @@ class ServerToolHistory:
     `requests` maps ids of approval requests and questions to the calls that wait for them. `questions` maps the ids of
     questions to the questions. `decisions` holds the user's answers. `announced` holds the labels of the servers whose
     tools were listed. `sealed` maps ids of calls to the encrypted calls of which the client has masked arguments.
+    `pages` maps ids of browser calls to the addresses of their pages.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
@@ -49,20 +50,22 @@ class ServerToolHistory:
     decisions: tuple[ApprovalDecision, ...] = ()
     announced: frozenset[str] = frozenset()
     sealed: Mapping[str, str] = field(default_factory=dict)
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     def __add__(self, later: ServerToolHistory) -> ServerToolHistory:
         if self == NOTHING_HOSTED or later == NOTHING_HOSTED:
             return later if self == NOTHING_HOSTED else self
         requests, questions = {**self.requests, **later.requests}, {**self.questions, **later.questions}
         announced, sealed = self.announced | later.announced, {**self.sealed, **later.sealed}
-        return ServerToolHistory(requests, questions, self.decisions + later.decisions, announced, sealed)
+        decisions, pages = self.decisions + later.decisions, {**self.pages, **later.pages}
+        return ServerToolHistory(requests, questions, decisions, announced, sealed, pages)
 
 
 NOTHING_HOSTED = ServerToolHistory()
 
 
 def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
-    """Return the requests to the user, decisions and listed servers found in `items`.
+    """Return the requests to the user, decisions, listed servers and pages found in `items`.
 
     `earlier` is the history before `items`. Its requests are needed to read the decisions in `items`; the result does
     not include it.
@@ -72,6 +75,7 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
     decisions: list[ApprovalDecision] = []
     announced: set[str] = set()
     sealed: dict[str, str] = {}
+    pages: dict[str, str] = {}
     for item in items:
         match item.wire.get("type"):
             case "mcp_approval_request" | "mcp_elicitation_request" as kind:
@@ -94,11 +98,16 @@ def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory 
                     decisions.append(_decision(item.wire, call.call_id, request, question))
             case "mcp_list_tools" if not item.wire.get("error"):
                 announced.add(str(item.wire.get("server_label")))
+            case "web_search_call":
+                action = item.wire.get("action")
+                url = action.get("url") if isinstance(action, dict) else None
+                results = (content for content in item.meaning if isinstance(content, ToolResult))
+                pages |= {result.call_id: url for result in results if isinstance(url, str)}
             case _:
                 pass
-    if not (requests or decisions or announced):
+    if not (requests or decisions or announced or pages):
         return NOTHING_HOSTED
-    return ServerToolHistory(requests, questions, tuple(decisions), frozenset(announced), sealed)
+    return ServerToolHistory(requests, questions, tuple(decisions), frozenset(announced), sealed, pages)
 
 
 def request_of(response: Wire) -> str:
