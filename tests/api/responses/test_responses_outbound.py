@@ -23,7 +23,16 @@ from unisono.core.generation import FinishReason
 from unisono.core.state_store import Status
 from unisono.engine.request import GenerationReport
 from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
-from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendUnavailable,
+    ContextTooLong,
+    Refused,
+    ShareExceeded,
+    StoreConflict,
+    UnisonoError,
+)
 
 TEXT_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
 TEXT_EVENTS += ["content_part.done", "output_item.done"]
@@ -161,6 +170,24 @@ def assert_equal_responses(stream: list[engine_events.Event], response_frame: Re
     assert fold(parsed(replay_events(complete, response_frame.dialect))).response == to_response(
         complete, response_frame.dialect
     )
+
+
+class RefusedByTheOperator(Refused):
+    """Error class of a hook, which is defined after the dialects."""
+
+    code = "not_today"
+
+
+def test_a_logged_error_keeps_its_type_in_another_dialect() -> None:
+    for error in (
+        RefusedByTheOperator("No."),
+        StoreConflict("Changed."),
+        ShareExceeded("Busy."),
+        BackendError("Down."),
+    ):
+        logged = {"sequence_number": 3, **OPENAI.error(error)}
+        expected = {"sequence_number": 3, **OPEN_RESPONSES.error(error)}
+        assert OPEN_RESPONSES.translated(logged) == expected
 
 
 SERVER_TOOL_ITEMS: dict[str, tuple[list[engine_events.Event], list[Item], dict[str, Any]]] = {

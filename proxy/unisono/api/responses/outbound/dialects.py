@@ -13,15 +13,15 @@ from unisono.api.error_responses import to_body
 from unisono.api.responses.input_items import PREFIX
 from unisono.api.responses.items import Wire
 from unisono.core.frozen import dataclass
-from unisono.errors import InvalidRequest, UnisonoError
+from unisono.errors import UnisonoError
 
 
-def _codes(kind: type[UnisonoError]) -> frozenset[str]:
-    return frozenset({kind.code}).union(*(_codes(inner) for inner in kind.__subclasses__()))
-
-
-# Codes of client errors.
-CLIENT_CODES = _codes(InvalidRequest)
+def _types(kind: type[UnisonoError] = UnisonoError) -> dict[str, str]:
+    """Return the type of each error code of a class and its subclasses."""
+    types = {kind.code: kind.type}
+    for inner in kind.__subclasses__():
+        types = _types(inner) | types
+    return types
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Dialect:
             if not self.nested_errors:
                 return event
             inner = {key: value for key, value in event.items() if key not in ("type", "sequence_number")}
-            kind = "invalid_request_error" if inner.get("code") in CLIENT_CODES else "server_error"
+            # Looked up for each error, because hooks define further classes of errors.
+            kind = _types().get(str(inner.get("code")), UnisonoError.type)
             return {"type": "error", "sequence_number": event["sequence_number"], "error": {"type": kind, **inner}}
         event = {**event, "type": self.event(name)}
         if "item" in event:
