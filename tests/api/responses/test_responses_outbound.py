@@ -14,24 +14,29 @@ from tests.api.responses.frames import NOW, frame, ids, request_of, streamed
 from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request, unfit
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.failures import failure_in
 from unisono.api.responses.outbound.response import ResponseFrame, to_response
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.core import events as engine_events
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.core.state_store import Status
+from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.engine.server_tools.call_verdicts import OUTCOME_UNKNOWN
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
     BackendUnavailable,
+    BackendUnfit,
     ContextTooLong,
+    InvalidRequest,
+    QuotaExceeded,
     Refused,
     ShareExceeded,
     StoreConflict,
     UnisonoError,
+    UnsupportedValue,
 )
 
 TEXT_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
@@ -188,6 +193,50 @@ def test_a_logged_error_keeps_its_type_in_another_dialect() -> None:
         logged = {"sequence_number": 3, **OPENAI.error(error)}
         expected = {"sequence_number": 3, **OPEN_RESPONSES.error(error)}
         assert OPEN_RESPONSES.translated(logged) == expected
+
+
+EXACT_FAILURES: dict[str, tuple[UnisonoError, str]] = {
+    # case: (error, code of the field `error`)
+    "of the client": (Refused("No."), "invalid_prompt"),
+    "of a field": (UnsupportedValue("No.", param="tools.0"), "invalid_prompt"),
+    "of the backend": (BackendUnfit("Unfit.", retry_after_s=7), "server_error"),
+    "of a limit": (QuotaExceeded("Spent."), "server_error"),
+}
+
+
+@pytest.mark.parametrize(("error", "code"), EXACT_FAILURES.values(), ids=EXACT_FAILURES)
+@pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=lambda dialect: dialect.name)
+def test_a_stored_failure_is_the_exact_error(error: UnisonoError, code: str, dialect: Dialect) -> None:
+    events = ResponseEvents(frame(dialect=dialect), GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    live = parsed([*events.fail(error), events.last()])
+    stored = events.stored
+    assert stored is not None
+    assert stored.error == {"code": code, "message": error.message}
+    restored = failure_in(stored)
+    for name in ("status", "type", "code", "message", "param", "retry_after_s"):
+        assert getattr(restored, name) == getattr(error, name)
+    assert "failure" not in to_response(stored)
+    replayed = parsed(replay_events(stored, dialect))
+    assert replayed == live
+
+
+# Errors of responses that earlier versions stored.
+EARLIER_FAILURES = {
+    "context_length_exceeded": ContextTooLong,
+    "invalid_prompt": InvalidRequest,
+    "rate_limit_exceeded": BackendOverloaded,
+    "server_error": BackendError,
+}
+
+
+@pytest.mark.parametrize("code", EARLIER_FAILURES)
+def test_a_failure_that_an_earlier_version_stored_is_read(code: str) -> None:
+    error = {"code": code, "message": "It failed."}
+    stored = StoredResponse("resp_1", Status.FAILED, "m", 1.0, request=frame().request, error=error)
+    failure = failure_in(stored)
+    assert (type(failure), failure.message) == (EARLIER_FAILURES[code], "It failed.")
+    [event] = [event for event in parsed(replay_events(stored)) if event["type"] == "error"]
+    assert event == {**event, "param": None, **error}
 
 
 SERVER_TOOL_ITEMS: dict[str, tuple[list[engine_events.Event], list[Item], dict[str, Any]]] = {

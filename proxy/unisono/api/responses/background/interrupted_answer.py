@@ -16,10 +16,11 @@ import orjson
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
+from unisono.api.responses.outbound.failures import to_error
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
 from unisono.api.responses.outbound.reasoning_summary import DELTA as SUMMARY_DELTA
 from unisono.api.responses.outbound.reasoning_summary import last_events, summary_part
-from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
+from unisono.api.responses.outbound.response import LAST_EVENTS, to_notes, to_response
 from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
@@ -59,8 +60,8 @@ async def fail_response(
         response,
         status=status,
         output=tuple(StoredItem(item["id"], (), item) for item in broken.output),
-        error=None if error is None else to_error(error),
-        notes=to_notes(status, {}, deps.clock()),
+        error=to_error(error),
+        notes=to_notes(status, {}, deps.clock(), error),
     )
     made.append({"type": LAST_EVENTS[last.status], "response": to_response(last)})
     events = (

@@ -13,6 +13,7 @@ from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.core.events import Compacted, Event, Finished
 from unisono.core.generation import Usage
 from unisono.core.state_store import Status, StoredItem
+from unisono.errors import UnisonoError
 
 
 class CompactionEvents(ResponseEvents):
@@ -50,7 +51,7 @@ class CompactionEvents(ResponseEvents):
         self._add("response.output_item.done", entry)
         self._output.append(StoredItem(wire["id"], compacted.items, wire))
 
-    def _end(self, status: Status, *, finished: Finished | None = None, error: Wire | None = None) -> None:
+    def _end(self, status: Status, *, finished: Finished | None = None, error: UnisonoError | None = None) -> None:
         if finished is not None:
             finished = replace(finished, usage=self._summary_usage + finished.usage)
         super()._end(status, finished=finished, error=error)

@@ -20,6 +20,7 @@ from unisono.api.responses.client_tools import command_events
 from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
 from unisono.api.responses.outbound import server_tool_items
 from unisono.api.responses.outbound.citations import Citations
+from unisono.api.responses.outbound.failures import to_error
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     HOSTED,
@@ -37,7 +38,6 @@ from unisono.api.responses.outbound.response import (
     ResponseFrame,
     is_in_answer,
     silent_items,
-    to_error,
     to_notes,
     to_response,
     to_status,
@@ -161,7 +161,7 @@ class ResponseEvents:
         self._start_response()
         self._settle(INCOMPLETE)
         self._add("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
-        self._end(Status.FAILED, error=to_error(error))
+        self._end(Status.FAILED, error=error)
         return self._writer.pop_events()
 
     def cancel(self) -> list[WireEvent]:
@@ -391,10 +391,11 @@ class ResponseEvents:
             self._response("response.queued", self._frame.stored(status))
         self._response("response.in_progress", self._frame.stored(Status.IN_PROGRESS))
 
-    def _end(self, status: Status, *, finished: Finished | None = None, error: Wire | None = None) -> None:
-        notes = to_notes(status, to_about([self._report], self._frame.notes_on(self._output)), self._clock())
+    def _end(self, status: Status, *, finished: Finished | None = None, error: UnisonoError | None = None) -> None:
+        about = to_about([self._report], self._frame.notes_on(self._output))
         usage = finished.usage if finished is not None else self.stored and self.stored.usage
-        self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
+        ending = {"error": to_error(error), "notes": to_notes(status, about, self._clock(), error)}
+        self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, **ending)
 
     def _response(self, name: str, stored: StoredResponse) -> None:
         self._add(name, {"response": to_response(stored, self._frame.dialect)} if self._writer.should_emit else {})

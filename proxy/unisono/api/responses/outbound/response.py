@@ -29,6 +29,7 @@ from unisono.api.responses.items import (
 )
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.failures import failure_note
 from unisono.api.responses.outbound.item_lifecycle import (
     CALLS,
     REASONING,
@@ -54,7 +55,7 @@ from unisono.core.events import Item as Made
 from unisono.core.frozen import dataclass
 from unisono.core.generation import FinishReason, Sampling, Usage
 from unisono.core.state_store import Status, StoredItem, StoredResponse
-from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
+from unisono.errors import UnisonoError
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CONTAINER = "cntr_"
@@ -63,20 +64,6 @@ LOGPROBS_NOT_STORED = (
     "later requests return this item without log probabilities"
 )
 LOGPROBS_LOST = "log probabilities are missing for the text before another process continued the response"
-# Error codes of a failed response; agents act on them. The first matching row applies.
-CODES: tuple[tuple[type[UnisonoError], str], ...] = (
-    (ContextTooLong, "context_length_exceeded"),
-    (InvalidRequest, "invalid_prompt"),
-    (BackendOverloaded, "rate_limit_exceeded"),
-    (UnisonoError, "server_error"),
-)
-
-# Error classes by code. Any other code is a BackendError.
-FAILURES: Mapping[str, type[UnisonoError]] = {
-    "context_length_exceeded": ContextTooLong,
-    "invalid_prompt": InvalidRequest,
-    "rate_limit_exceeded": BackendOverloaded,
-}
 
 # Function that encrypts an item, so that only this gateway can decrypt it.
 Seal = Callable[[Item], str]
@@ -298,12 +285,6 @@ def to_usage(usage: Usage) -> Wire:
     }
 
 
-def to_error(error: UnisonoError) -> Wire:
-    """Return the field `error` of a failed response, with one of OpenAI's codes."""
-    code = next(code for kind, code in CODES if isinstance(error, kind))
-    return {"code": code, "message": error.message}
-
-
 def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
     """Return the response object, as used by POST, GET, and the first and last events."""
     request = dict(stored.request)
@@ -327,13 +308,6 @@ def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
     }
 
 
-def failure_in(stored: StoredResponse) -> UnisonoError:
-    """Return the error of a failed response, to raise it for a client that waits."""
-    error = stored.error or {}
-    kind = FAILURES.get(str(error.get("code")), BackendError)
-    return kind(str(error.get("message") or "The response failed."))
-
-
 def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = False) -> Status:
     """Return the final status.
 
@@ -355,15 +329,17 @@ def to_status(finished: Finished, *, calls: int, has_truncated_call: bool = Fals
             assert_never(finished.reason)
 
 
-def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
+def to_notes(status: Status, about: Mapping[str, Any], now: float, error: UnisonoError | None = None) -> Wire:
     """Return the `notes` of a stored response, which contain further fields of the response.
 
-    `about` is the object `unisono`, and `now` is the time in seconds since the epoch.
+    `about` is the object `unisono`, `now` is the time in seconds since the epoch, and `error` is the error of a failed
+    response.
     """
     return {
         "completed_at": int(now) if status is Status.COMPLETED else None,
         "incomplete_details": {"reason": MAX_OUTPUT_TOKENS} if status is Status.INCOMPLETE else None,
         "unisono": dict(about),
+        **failure_note(error),
     }
 
 

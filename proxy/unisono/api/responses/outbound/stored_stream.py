@@ -13,6 +13,7 @@ import orjson
 
 from unisono.api.responses.items import FAILED, IN_PROGRESS, INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.failures import error_fields
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     CODE,
@@ -56,7 +57,7 @@ def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[W
     for place, item in enumerate(response.output):
         events += _item_events(dict(item.wire), place)
     if response.error is not None:
-        events.append({"type": "error", "param": None, **response.error})
+        events.append({"type": "error", **error_fields(response)})
     events.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})
     return [_numbered(event, number, dialect) for number, event in enumerate(events)]
 

@@ -38,7 +38,8 @@ from unisono.api.responses.idempotency import (
 )
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
-from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
+from unisono.api.responses.outbound.failures import failure_in
+from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, to_echo, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import retry_while_down
