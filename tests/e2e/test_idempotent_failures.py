@@ -1,4 +1,4 @@
-"""Requests with an idempotency key that fail: the same error as without a key."""
+"""Requests with an idempotency key that fail: the same result as without a key."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.responses import ANSWER, Line, line
+from tests.e2e.hosting import calls, desk, made
+from tests.e2e.responses import ANSWER, Line, line, streamed
 from tests.e2e.wires import WIRES
 from tests.fakes import Refusal, close_at
+from tests.mcp.conftest import Upstream
 
 GUARDRAIL = {
     "guardrail_name": "words",
@@ -57,3 +59,26 @@ async def test_a_failure_has_the_same_error_with_and_without_a_key(fail: Any, ex
         assert (plain.status, error["type"], error["code"]) == expected
         assert (keyed.status, keyed.body) == (plain.status, plain.body)
         assert [keyed.headers.get(name) for name in HEADERS] == [plain.headers.get(name) for name in HEADERS]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_failure_after_a_tool_call_shows_the_call_and_is_not_repeated(upstream: Upstream, stream: bool) -> None:
+    async with desk(upstream, guardrails=[GUARDRAIL]) as harness:
+        outputs = (calls("echo", text="once"), ANSWER.replace("ok", "A zebra."))
+        responses = []
+        for headers in ({}, KEY, KEY):
+            harness.say(*outputs)
+            answer = await harness.post(headers=headers, stream=stream)
+            assert answer.status == 200, answer.raw
+            responses.append(streamed(answer).last if stream else answer.body)
+        assert not harness.fake.requests
+        for response in responses:
+            [call] = made(response)
+            assert (response["status"], call["output"]) == ("failed", "once")
+        plain, keyed, repeated = responses
+        assert keyed["error"] == plain["error"]
+        assert repeated == keyed
+        # A new key is a new request.
+        harness.say(calls("echo", text="again"), ANSWER)
+        answer = await harness.post(headers={"idempotency-key": "new"}, stream=stream)
+        assert (streamed(answer).last if stream else answer.body)["status"] == "completed"

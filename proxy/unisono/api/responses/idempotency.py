@@ -3,6 +3,9 @@
 A key belongs to one body and one response. A repeated request, on any replica, receives that response: from its log
 while it is generated, from its record afterwards.
 
+If the response failed, the key is freed, so that the same request generates a new response. If the gateway has called a
+server tool for the failed response, the key is not freed, because the new response would call the tool again.
+
 From the claim of the key until the response is stored, the response's lease shows that its owner is alive. A later
 request waits for the response as long as that lease is renewed. When the lease expires, the later request acquires
 it, which fences the earlier owner, and frees the key.
@@ -18,6 +21,7 @@ from starlette.requests import Request
 
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS, anchor_of, release
+from unisono.api.responses.outbound.item_lifecycle import has_server_calls
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.frozen import dataclass
 from unisono.core.state_store import Status, StoredResponse
@@ -71,6 +75,11 @@ async def owner_of(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: st
     return await deps.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
+def is_repeatable(response: StoredResponse) -> bool:
+    """Return True if a request with the key of this response generates a new response."""
+    return response.status is Status.FAILED and not has_server_calls(response.output)
+
+
 async def release_claim(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
     """Release the key of a failed response, so that a later request can claim the key.
 
@@ -87,8 +96,8 @@ async def started(
 ) -> StoredResponse | None:
     """Wait until the store contains the response `owner`, which owns the key; return it.
 
-    Returns None if that response failed, its process died, or it lost the key. The caller then claims the key again for
-    `response_id`.
+    Returns None if that response failed and is repeatable, its process died, or it lost the key. The caller then claims
+    the key again for `response_id`.
     """
     now = asyncio.get_running_loop().time
     # The owner acquires its lease shortly after it has claimed the key. Before `patient_until`, a free lease does not
@@ -97,7 +106,7 @@ async def started(
     pause_s = LOOK_EVERY_S
     while True:
         [response] = await deps.store.responses(claim.tenant, [owner])
-        if response is not None and response.status is Status.FAILED:
+        if response is not None and is_repeatable(response):
             await deps.store.unclaim(claim.tenant, claim.key, owner)
             return None
         if response is not None:

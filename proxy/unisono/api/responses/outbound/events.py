@@ -23,7 +23,6 @@ from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.failures import to_error
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
-    HOSTED,
     REASONING,
     REFUSAL,
     TEXT,
@@ -31,6 +30,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     WORDLESS,
     ItemLifecycle,
     OpenItem,
+    has_server_calls,
 )
 from unisono.api.responses.outbound.reasoning_summary import SummaryEvents
 from unisono.api.responses.outbound.response import (
@@ -102,8 +102,7 @@ class ResponseEvents:
     @property
     def acted(self) -> bool:
         """True if a server tool call was started, so that the answer must not be repeated."""
-        has_server_calls = any(item.wire.get("type") in HOSTED for item in self._output)
-        return has_server_calls or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
+        return has_server_calls(self._output) or isinstance(self._open_item and self._open_item.made, HostedCall)
 
     @property
     def ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from io import StringIO
 
@@ -16,6 +16,7 @@ from unisono.core.conversation import Item
 from unisono.core.events import Closed
 from unisono.core.events import Item as Made
 from unisono.core.frozen import dataclass
+from unisono.core.state_store import StoredItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ CODE_RUN = ServerItemKind("code_interpreter_call", CODE, made=("interpreting",))
 TOOL_SEARCH_CALL = ServerItemKind("tool_search_call", WORDLESS, has_steps=False)
 # Kinds of calls by item type.
 HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN, TOOL_SEARCH_CALL)}
+
+
+def has_server_calls(output: Iterable[StoredItem]) -> bool:
+    """Return True if an answer contains server tool calls, so that it must not be repeated."""
+    return any(item.wire.get("type") in HOSTED for item in output)
 
 
 @dataclass(slots=True)

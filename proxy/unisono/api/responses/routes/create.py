@@ -32,6 +32,7 @@ from unisono.api.responses.idempotency import (
     ClaimLost,
     IdempotencyClaim,
     claim_of,
+    is_repeatable,
     owner_of,
     release_claim,
     started,
@@ -226,7 +227,7 @@ class ResponseCreation:
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
         """Yield all events of a background response, from its stored log.
 
-        If the response failed, its idempotency key is released before the failure event is yielded.
+        If the response failed and is repeatable, its idempotency key is released before the failure event is yielded.
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
@@ -234,7 +235,7 @@ class ResponseCreation:
             async for batch in events:
                 has_started = True
                 if claim is not None and batch[-1].type == LAST_EVENTS[Status.FAILED]:
-                    await release_claim(self._deps, claim, response_id)
+                    await self._release_if_repeatable(claim, response_id)
                 yield batch
         if not has_started:
             # The idempotency key is stored longer than the event log. Without the log, the events are built from the
@@ -308,6 +309,15 @@ class ResponseCreation:
             return False
         return response is None
 
+    async def _release_if_repeatable(self, claim: IdempotencyClaim, response_id: str) -> None:
+        # The last event and the record are written in one transaction.
+        try:
+            [response] = await self._deps.store.responses(self._sender.tenant, [response_id])
+        except StoreError:
+            return
+        if response is not None and is_repeatable(response):
+            await release_claim(self._deps, claim, response_id)
+
     async def found(self, response_id: str) -> StoredResponse:
         # The read is retried, because the response exists: after an error, the client would repeat the request, and the
         # response would be generated twice.
@@ -320,7 +330,8 @@ class ResponseCreation:
     async def finished(self, claim: IdempotencyClaim | None, response_id: str) -> StoredResponse:
         """Wait until the response has ended, and return it.
 
-        If the response failed, its idempotency key is released, and its error is raised.
+        If the response failed and is repeatable, its idempotency key is released, and its error is raised. After a call
+        of a server tool, the failed response is returned instead, so that the client sees the call.
         """
         store, tenant = self._deps.store, self._sender.tenant
         response = await self.found(response_id)
@@ -332,7 +343,7 @@ class ResponseCreation:
             response = await self.found(response_id)
             # If the event log is missing, the loop above ends at once. The response is then polled.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
-        if response.status is Status.FAILED:
+        if is_repeatable(response):
             if claim is not None:
                 await release_claim(self._deps, claim, response_id)
             raise failure_in(response)
