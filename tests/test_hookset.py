@@ -93,8 +93,8 @@ async def test_a_generation_has_no_gate_without_hooks() -> None:
         assert build_hooks(settings_of([])) == Hookset()
         response = await running.chat()
         assert "hooks" not in response.body["unisono"]
-    assert build_hooks(settings_of([])).gates(REQUEST) is None
-    assert build_hooks(settings_of(["hearing"])).gates(REQUEST) is not None
+    assert build_hooks(settings_of([])).gates(lambda request: request)(REQUEST) is None
+    assert build_hooks(settings_of(["hearing"])).gates(lambda request: request)(REQUEST) is not None
 
 
 REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()))

@@ -89,7 +89,7 @@ def build(
     recorder = observing.recorder(config, store)
     # Quotas come before hooks, so that a request that exceeds its quota does not reach a hook.
     budgets = build_budgets(config, metering)
-    gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates)
+    gates = (metering, *(() if budgets is None else (budgets,)), hooks.gates(harmony.restore))
     # Background responses belong to no request. A shutdown does not wait for them: other processes take them over.
     writers = observing.writers(config.unisono, store)
     sinks = observing.sinks(writers)

@@ -19,7 +19,7 @@ from unisono.config.guardrail_settings import CONTENT_FILTER, PRESIDIO, Guardrai
 from unisono.core.frozen import dataclass
 from unisono.core.hooks import Hook, HookFactory
 from unisono.errors import ConfigError, ConfigErrors
-from unisono.middleware.hook_gates import FAULTS, Failed, NamedHook
+from unisono.middleware.hook_gates import FAULTS, Failed, NamedHook, Restore
 from unisono.middleware.hooks import Hooking
 
 # Entry-point group of hooks. The configuration key that lists the active hooks has the same name.
@@ -40,9 +40,8 @@ class Hookset:
 
     hooks: tuple[NamedHook, ...] = ()
 
-    @property
-    def gates(self) -> Hooking:
-        return Hooking(self.hooks)
+    def gates(self, restore: Restore) -> Hooking:
+        return Hooking(self.hooks, restore)
 
     async def aclose(self) -> None:
         # If closing a hook fails, the other hooks must be closed nevertheless.

@@ -3,7 +3,8 @@
 A client of Chat Completions sends its history back as text. The cache finds the token ids that the model generated for
 this text: it finds a turn with a tool call by the id and content of the call, and an answer by its content. The prompt
 of the continued conversation then begins with exactly the tokens that a backend has cached. If a turn ended with tool
-calls, the cache also restores reasoning that the client does not send back.
+calls, the cache also restores reasoning that the client does not send back. If a hook changed an item, the cache has
+the changed text, without tokens.
 
 An evicted entry causes no error: a message that the cache does not know is rendered from its text. The cache is held in
 memory, is limited in size, and shares no entries between tenants.
@@ -203,8 +204,8 @@ class ConversationCache:
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
                 continue  # the call is in the conversation already
-            # An incomplete item has no tokens. The items after it cannot be restored exactly.
-            if not event.tokens:
+            # The items after an incomplete item cannot be restored exactly.
+            if not event.complete:
                 return
             opened, begun = "", opened
             match event.item:

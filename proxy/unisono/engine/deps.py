@@ -132,6 +132,23 @@ class EngineDeps:
                 self.log_left_out(server, left_out)
         return prepared
 
+    def restore(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with the items and the date that the conversation cache restores."""
+        counted, sent = self.counted_prompts.find(request), request.conversation.items
+        conversation = self._recall(request)
+        if conversation.items == sent:
+            # Nothing was restored. The original objects show this to components that look for changes.
+            conversation = replace(conversation, items=sent)
+        restored = replace(request, conversation=conversation, prompt=replace(request.prompt, is_restored=True))
+        if counted is not None and counted.conversation.items == conversation.items:
+            self.counted_prompts.record(restored, counted)
+        return restored
+
+    def _recall(self, request: GenerationRequest) -> Conversation:
+        if request.prompt.is_restored:
+            return request.conversation
+        return self.memory.recall(request.origin.tenant, request.conversation, dated=request.prompt.keeps_date)
+
     async def count(self, request: GenerationRequest, salt: str) -> int:
         """Return the number of tokens of the request's first prompt; `salt` is as for `render`."""
         loop = self._tool_loop(request, GenerationReport())
@@ -155,7 +172,7 @@ class EngineDeps:
         if loop is not None:
             offers = await loop.offers() if offers is None else offers
             hosted = OfferedServerTools(request.server_tools or ServerTools(), offers, [tool.name for tool in client])
-        conversation = self.memory.recall(request.origin.tenant, request.conversation, dated=request.prompt.keeps_date)
+        conversation = self._recall(request)
         if request.answer.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=request.answer.form))
         if client and not request.answer.calls_allowed:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.ids import DerivedIds
+from unisono.core.passthrough_request import AnswerMode
 from unisono.engine.abilities import logprob_log, note_missing_logprobs
 from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
@@ -55,6 +57,14 @@ class Engine:
         if request.raw is None:
             return HarmonyGeneration(self._deps, request)
         return RawGeneration(self._deps.encoding, self._deps.pool, request, request.raw)
+
+    def restore(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request with everything that the conversation cache adds to its prompt.
+
+        Without `restore`, the generation adds it. A request that the engine does not render is returned unchanged.
+        """
+        is_passed = request.passthrough is not None and request.passthrough.way is AnswerMode.PASSTHROUGH
+        return request if is_passed or request.raw is not None else self._deps.restore(request)
 
     async def count(self, request: GenerationRequest) -> int:
         if request.raw is not None:
@@ -294,18 +304,23 @@ class HarmonyGeneration(BatchStream):
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
-        The answer is recorded first: the client may disconnect or send its next request right after the last event.
+        The answer is recorded first: the client may disconnect or send its next request right after the last event. If
+        a gate may still change the answer, the gate records it.
         """
         runner.session.pause()
         request = self._request
         note_missing_logprobs(request, self.report)
-        self._deps.memory.record(
+        record = partial(
+            self._deps.memory.record,
             request.origin.tenant,
-            reader.items.closed,
             opened=request.conversation.prefill or "",
             results=reader.items.results_by_call if reader.round is not None else None,
             visible=() if request.server_tools is None else request.server_tools.visible,
         )
+        if request.answer.is_recorded_by_gate:
+            self.report.record_answer = record
+        else:
+            record(reader.items.closed)
         usage = await builder.count_prompt(reader.items.context) + Usage(completion_tokens=self._lost_tokens)
         finished = reader.finish(reason, usage)
         if reader.transcript.controller.has_call_as_text:

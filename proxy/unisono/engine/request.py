@@ -13,7 +13,7 @@ from unisono.core.access import Caller
 from unisono.core.answer_times import Deadline
 from unisono.core.choice_group import ChoiceGroup
 from unisono.core.conversation import AnswerForm, AssistantCall, Conversation, Json, Tokens
-from unisono.core.events import Event
+from unisono.core.events import Closed, Event
 from unisono.core.frozen import dataclass
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationFacts
@@ -181,6 +181,8 @@ class AnswerOptions:
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
     whole: bool = False  # emit the answer as one batch at its end
+    # A gate may change the answer, and records it in the conversation cache with `GenerationReport.record_answer`.
+    is_recorded_by_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class PromptOptions:
     counted_window: int | None = None  # window to which `count` truncates the prompt; None to count all items
     for_summary: bool = False  # the last item asks for a summary; with `truncate`, long texts may be shortened too
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
+    is_restored: bool = False  # the conversation cache has already restored the conversation and its date
     records_prompts: bool = False  # include the prompts in the facts of the steps
     fields: RequestFields = field(default_factory=RequestFields)
 
@@ -320,6 +323,9 @@ class GenerationReport:
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # notes for the client about events during the generation
     model: str = ""  # the requested model, after alias resolution
+    # Function that records the items of the complete answer in the conversation cache; set at the end of the answer if
+    # the request has `is_recorded_by_gate`.
+    record_answer: Callable[[Sequence[Closed]], None] | None = None
 
     @property
     def served_model(self) -> str:

@@ -1,7 +1,7 @@
 """Masking of answers: each item is buffered until the hooks have checked (and changed) it.
 
-Clients and the store get texts and call arguments only after the changes of the hooks. An answer of a pass-through
-model cannot be changed. If a hook wants to change it, the answer is refused instead.
+Clients, the store and the conversation cache get texts and call arguments only after the changes of the hooks. An
+answer of a pass-through model cannot be changed. If a hook wants to change it, the answer is refused instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unisono.core.passthrough_request import UPLOAD_APIS, passed_texts, transcri
 from unisono.core.server_tool_arguments import read_arguments
 from unisono.engine.request import GenerationRequest
 from unisono.errors import Refused
-from unisono.middleware.hook_gates import AnswerHookGate, NamedHook, request_of
+from unisono.middleware.hook_gates import AnswerHookGate, NamedHook, Restore, request_of
 
 NO_ALTERNATIVES: Final = "no effect on alternatives, because a guardrail checks the answers of this model"
 
@@ -37,8 +37,8 @@ NO_ALTERNATIVES: Final = "no effect on alternatives, because a guardrail checks 
 class BufferingHookGate(AnswerHookGate):
     """Gate that also buffers each item of the answer until its hooks have checked it."""
 
-    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
-        super().__init__(hooks, requested)
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str], restore: Restore) -> None:
+        super().__init__(hooks, requested, restore)
         self._item_hooks = tuple(hook for hook in self._hooks if hook.holds_answers)
         self._buffered: list[Event] = []
         # Server tool calls with changed arguments, by call id. Their results contain the call again.
@@ -50,7 +50,13 @@ class BufferingHookGate(AnswerHookGate):
         if request.logprobs:
             self.report.notes.append(f"{request.prompt.fields.logprobs}: {NO_ALTERNATIVES}")
             request = replace(request, logprobs=0)
-        return request
+        return replace(request, answer=replace(request.answer, is_recorded_by_gate=True))
+
+    async def finish(self, finished: Finished) -> None:
+        """Call `after` of all hooks, and record the checked answer in the conversation cache."""
+        await super().finish(finished)
+        if self.report.record_answer is not None:
+            self.report.record_answer(self._closed)
 
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events of complete items that the hooks have checked; buffer all other events.

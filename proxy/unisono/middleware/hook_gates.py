@@ -34,6 +34,9 @@ T = TypeVar("T")
 # Callback for each failed call of a hook. Its arguments are the hook's name and the name of the called method.
 Failed: TypeAlias = Callable[[str, str], None]
 
+# Function that returns a request with everything that the engine would add to its prompt from earlier requests.
+Restore: TypeAlias = Callable[[GenerationRequest], GenerationRequest]
+
 log = logging.getLogger("unisono.hooks")
 
 
@@ -107,12 +110,14 @@ MAX_ANNOTATION_CHARACTERS: Final = 10_000
 class HookGate(Gate):
     """Gate that calls the hooks of one generation when its request is admitted.
 
-    `requested` are the names of the guardrails that the client requested.
+    `requested` are the names of the guardrails that the client requested. Hooks check everything that the model would
+    read, so the gate calls `restore` first.
     """
 
-    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str], restore: Restore) -> None:
         self._hooks = tuple(hooks)
         self._requested = tuple(requested)
+        self._restore = restore
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         return self._restore_changes(request) if request.resumption.journal else await self._before(request)
@@ -122,20 +127,23 @@ class HookGate(Gate):
 
         Raises `Refused` if a hook refuses the request, and `HookFailed` if a mandatory hook fails.
         """
-        original = request
+        sent = request
+        original = request = self._restore(request)
         for hook in self._hooks:
             request = await self._apply_before(hook, request)
         if request.raw is not None and request.raw is not original.raw:
             self.report.facts.replaced_prompt = request.raw.text
         if request is not original and request.passthrough is not None:
             request = without_passthrough(request, request.passthrough)
-        has_note = request is not original or self.report.hooks or self._requested
-        if not request.resumption.is_journal_stored or not has_note:
-            # The request will never be resumed, or there is nothing to store.
+        if not request.resumption.is_journal_stored:
+            # The request will never be resumed.
             return request
-        note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
+        note = to_note(sent, request, self.report.hooks)
         if self._requested:
             note[GUARDRAILS_NOTE] = [*self._requested]
+        if not note:
+            return request
+        note = {**(request.resumption.journal_note or {}), **note}
         return replace(request, resumption=replace(request.resumption, journal_note=note))
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
@@ -147,10 +155,12 @@ class HookGate(Gate):
         return request
 
     def _restore_changes(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with the changes that hooks made when its journal began.
+        """Return the request with the changes that were made to it when its journal began.
 
         Raises `StoreUnreadable` if the stored changes are damaged.
         """
+        # Hooks have not seen what could be restored now.
+        request = replace(request, prompt=replace(request.prompt, is_restored=True))
         note = noted_in(request.resumption.journal)
         if note is None:
             return request
@@ -166,8 +176,8 @@ class HookGate(Gate):
 class AnswerHookGate(HookGate):
     """Gate that also calls `after` of the hooks, before the last event of the answer is emitted."""
 
-    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str]) -> None:
-        super().__init__(hooks, requested)
+    def __init__(self, hooks: Sequence[NamedHook], requested: Sequence[str], restore: Restore) -> None:
+        super().__init__(hooks, requested, restore)
         self._answer_hooks = tuple(hook for hook in self._hooks if hook.checks_answers)
         self._request: GenerationRequest | None = None
         self._closed: list[Closed] = []

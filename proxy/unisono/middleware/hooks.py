@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from unisono.engine.journal import noted_in
 from unisono.engine.request import GenerationRequest
 from unisono.middleware.answer_masking import BufferingHookGate
-from unisono.middleware.hook_gates import GUARDRAILS_NOTE, AnswerHookGate, HookGate, NamedHook
+from unisono.middleware.hook_gates import GUARDRAILS_NOTE, AnswerHookGate, HookGate, NamedHook, Restore
 
 
 class Hooking:
-    """Factory of gates that call hooks in order."""
+    """Factory of gates that call hooks in order.
 
-    def __init__(self, hooks: Sequence[NamedHook]) -> None:
+    `restore` completes a request before hooks see it, such as with reasoning that the client did not send back.
+    """
+
+    def __init__(self, hooks: Sequence[NamedHook], restore: Restore) -> None:
         self.hooks = tuple(hooks)
+        self._restore = restore
 
     def __call__(self, request: GenerationRequest) -> HookGate | None:
         if not self.hooks:
@@ -31,8 +35,9 @@ class Hooking:
         if not hooks:
             return None
         if any(hook.holds_answers for hook in hooks):
-            return BufferingHookGate(hooks, requested)
-        return (AnswerHookGate if any(hook.checks_answers for hook in hooks) else HookGate)(hooks, requested)
+            return BufferingHookGate(hooks, requested, self._restore)
+        kind = AnswerHookGate if any(hook.checks_answers for hook in hooks) else HookGate
+        return kind(hooks, requested, self._restore)
 
 
 def _requested_guardrails(request: GenerationRequest) -> tuple[str, ...]:
