@@ -22,6 +22,7 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.ids import DerivedIds
 from unisono.core.passthrough_request import AnswerMode
 from unisono.engine.abilities import logprob_log, note_missing_logprobs
+from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover_policy import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
@@ -304,29 +305,33 @@ class HarmonyGeneration(BatchStream):
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
-        The answer is recorded first: the client may disconnect or send its next request right after the last event. If
-        a gate may still change the answer, the gate records it.
+        The answer is recorded first: the client may disconnect or send its next request right after the last event.
         """
         runner.session.pause()
         request = self._request
         note_missing_logprobs(request, self.report)
-        record = partial(
-            self._deps.memory.record,
-            request.origin.tenant,
-            opened=request.conversation.prefill or "",
-            results=reader.items.results_by_call if reader.round is not None else None,
-            visible=() if request.server_tools is None else request.server_tools.visible,
-        )
-        if request.answer.is_recorded_by_gate:
-            self.report.record_answer = record
-        else:
-            record(reader.items.closed)
+        _record(self._deps.memory, request, reader)
         usage = await builder.count_prompt(reader.items.context) + Usage(completion_tokens=self._lost_tokens)
         finished = reader.finish(reason, usage)
         if reader.transcript.controller.has_call_as_text:
             self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet
         return finished
+
+
+def _record(memory: ConversationCache, request: GenerationRequest, reader: OutputReader) -> None:
+    """Record the answer in the conversation cache, unless a gate that may change it does this."""
+    record = partial(
+        memory.record,
+        request.origin.tenant,
+        opened=request.conversation.prefill or "",
+        results=reader.items.results_by_call if reader.round is not None else None,
+        visible=() if request.server_tools is None else request.server_tools.visible,
+    )
+    if (leave_record := request.prompt.leave_record) is not None:
+        leave_record(record)
+    else:
+        record(reader.items.closed)
 
 
 def _release(report: GenerationReport, reader: OutputReader, runner: StepRunner) -> None:

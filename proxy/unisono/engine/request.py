@@ -138,10 +138,10 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RequestFields:
-    """Names of request fields for error messages, as the API surface of the request calls them.
+    """Names of request fields for error messages; None if the API has no such field.
 
     `tool` is the path of a declared tool; `{index}` is replaced by the tool's index. `tool_schema` is the name of the
-    field within the tool that contains its schema. None: the surface has no such field.
+    field within the tool that contains its schema.
     """
 
     conversation: str | None = None
@@ -150,7 +150,7 @@ class RequestFields:
     tool_schema: str = "schema"
     logit_bias: str | None = None
     logprobs: str | None = None
-    sampling: frozenset[str] = frozenset()  # sampling fields that the client sent
+    sampling: frozenset[str] = field(default=frozenset(), compare=False)  # sampling fields that the client sent
 
 
 class RequestKey:
@@ -181,8 +181,6 @@ class AnswerOptions:
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
     whole: bool = False  # emit the answer as one batch at its end
-    # A gate may change the answer, and records it in the conversation cache with `GenerationReport.record_answer`.
-    is_recorded_by_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +200,9 @@ class RequestOrigin:
     choices: ChoiceGroup | None = field(default=None, compare=False, repr=False)  # None if the request has one choice
 
 
+RecordAnswer: TypeAlias = Callable[[Sequence[Closed]], None]  # records the items of an answer in the conversation cache
+
+
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
     """Options for the prompt of a conversation."""
@@ -212,6 +213,8 @@ class PromptOptions:
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has a different date
     is_restored: bool = False  # the conversation cache has already restored the conversation and its date
     records_prompts: bool = False  # include the prompts in the facts of the steps
+    # called with the function that records the answer; set by a gate that may change the answer before that
+    leave_record: Callable[[RecordAnswer], None] | None = field(default=None, compare=False, repr=False)
     fields: RequestFields = field(default_factory=RequestFields)
 
 
@@ -219,8 +222,7 @@ class PromptOptions:
 class RoutingOptions:
     """Options for the choice of deployments."""
 
-    # Requests with the same value use the same deployment while it works, so that its prefix cache is reused; empty for
-    # any deployment.
+    # Requests with the same value use the same deployment while it works, for its prefix cache; empty for any.
     sticky: str = ""
     excluded: frozenset[str] = frozenset()  # names of deployments that must not be used
     # Backends share cached prompts only between requests with the same salt; empty for no salt.
@@ -319,20 +321,13 @@ class GenerationReport:
     began: float = field(default_factory=monotonic)
     facts: GenerationFacts = field(default_factory=GenerationFacts)
     standing: QuotaStatus | None = None  # the caller's quota status after the answer; None without limits
-    # data that hooks report about the answer, by hook name
-    hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
+    hooks: dict[str, dict[str, Json]] = field(default_factory=dict)  # data of hooks about the answer, by hook name
     notes: list[str] = field(default_factory=list)  # notes for the client about events during the generation
     model: str = ""  # the requested model, after alias resolution
-    # Function that records the items of the complete answer in the conversation cache; set at the end of the answer if
-    # the request has `is_recorded_by_gate`.
-    record_answer: Callable[[Sequence[Closed]], None] | None = None
 
     @property
     def served_model(self) -> str:
-        """Return the model that answered, which differs from `model` after a fallback.
-
-        The value is empty before a deployment is assigned.
-        """
+        """Return the model that answered; empty before a deployment is assigned."""
         return self.tries[-1].model if self.tries else ""
 
     def now_s(self) -> float:
@@ -346,10 +341,10 @@ BatchSink: TypeAlias = Callable[[list[Event]], bool]
 
 
 class GenerationStream(Protocol):
-    """An answer in progress, as batches of events.
+    """An answer in progress, as batches of events, which follow the network reads of the backend.
 
-    Batches follow the network reads of the backend, so that deltas are not delayed. No batch is empty, except that the
-    first batch of a stream that continues a journal may be empty. The last batch ends with Finished.
+    No batch is empty, except that the first batch of a stream that continues a journal may be empty. The last batch
+    ends with Finished.
 
     The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
     `aclose`, or cancelling the iterating task, releases the backend immediately.
@@ -403,4 +398,3 @@ class GenerationService(Protocol):
 
         Raises InvalidRequest or a related error if the conversation or a tool is invalid.
         """
-        ...

@@ -27,7 +27,7 @@ from unisono.core.events import (
 from unisono.core.hooks import Hook, Request
 from unisono.core.passthrough_request import UPLOAD_APIS, passed_texts, transcript_texts
 from unisono.core.server_tool_arguments import read_arguments
-from unisono.engine.request import GenerationRequest
+from unisono.engine.request import GenerationRequest, RecordAnswer
 from unisono.errors import Refused
 from unisono.middleware.hook_gates import AnswerHookGate, NamedHook, Restore, request_of
 
@@ -41,6 +41,7 @@ class BufferingHookGate(AnswerHookGate):
         super().__init__(hooks, requested, restore)
         self._item_hooks = tuple(hook for hook in self._hooks if hook.holds_answers)
         self._buffered: list[Event] = []
+        self._record: RecordAnswer | None = None
         # Server tool calls with changed arguments, by call id. Their results contain the call again.
         self._changed_calls: dict[str, HostedCall] = {}
 
@@ -50,13 +51,16 @@ class BufferingHookGate(AnswerHookGate):
         if request.logprobs:
             self.report.notes.append(f"{request.prompt.fields.logprobs}: {NO_ALTERNATIVES}")
             request = replace(request, logprobs=0)
-        return replace(request, answer=replace(request.answer, is_recorded_by_gate=True))
+        return replace(request, prompt=replace(request.prompt, leave_record=self._keep_record))
 
     async def finish(self, finished: Finished) -> None:
         """Call `after` of all hooks, and record the checked answer in the conversation cache."""
         await super().finish(finished)
-        if self.report.record_answer is not None:
-            self.report.record_answer(self._closed)
+        if self._record is not None:
+            self._record(self._closed)
+
+    def _keep_record(self, record: RecordAnswer) -> None:
+        self._record = record
 
     async def filter(self, batch: list[Event]) -> list[Event]:
         """Return the events of complete items that the hooks have checked; buffer all other events.
