@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,39 @@ async def test_the_answer_of_the_user_continues_the_call(host: McpHost, upstream
     outcome = await host.call(server, "book", arguments, can_ask=True, answer=answer)
     assert (outcome.text, outcome.question) == (f"booked Oslo {transport} on Monday for 2", None)
     assert upstream.noted(f"book Oslo {transport} Monday") == [f"book Oslo {transport} Monday 2"]
+
+
+@pytest.mark.parametrize("transport", ["modern", "legacy", "sse"])
+async def test_a_tool_asks_while_another_call_runs(host: McpHost, upstream: Upstream, transport: str) -> None:
+    server, arguments = upstream.server(transport), sent({"city": f"Riga {transport}"})
+    answer = None
+    for turn in range(2):
+        name = f"beside {transport} {turn}"
+        other = asyncio.create_task(host.call(server, "slow", sent({"seconds": 0.5, "name": name}), can_ask=True))
+        await upstream.until_noted(f"slow begins {name}")
+        outcome = await host.call(server, "book", arguments, can_ask=True, answer=answer)
+        assert ((await other).text, (await other).question) == ("done", None)
+        if turn == 0:
+            answer = accepted(question_of(outcome), {"day": "Monday", "seats": 2})
+    assert (outcome.text, outcome.question) == (f"booked Riga {transport} on Monday for 2", None)
+
+
+@pytest.mark.parametrize("transport", ["legacy", "sse"])
+async def test_two_tools_ask_at_the_same_time(host: McpHost, upstream: Upstream, transport: str) -> None:
+    server, cities = upstream.server(transport), ("Kiel", "Lund")
+
+    async def outcomes() -> list[ToolOutcome]:
+        return await asyncio.gather(*(host.call(server, "book", sent({"city": each}), can_ask=True) for each in cities))
+
+    if transport != "legacy":
+        # The first questions do not name their calls, and neither call can go on alone.
+        for outcome in await outcomes():
+            assert outcome.question is None
+            assert outcome.text.startswith("not booked: cancel")
+            assert all(f"When do you travel to {city}?" in outcome.text for city in cities)
+            assert "may belong to another call" in outcome.text
+    questions = [question_of(outcome).message for outcome in await outcomes()]
+    assert questions == [f"When do you travel to {city}?" for city in cities]
 
 
 @pytest.mark.parametrize("action", [UserAction.DECLINE, UserAction.CANCEL])

@@ -28,7 +28,7 @@ from unisono.core.trace_context import DOING, TraceContext
 from unisono.errors import ToolServerError, ToolServerProtocolError
 from unisono.mcp.connection_errors import credentials_error
 from unisono.mcp.content import cut, to_outcome
-from unisono.mcp.elicitation import Dialogue, outcome_of, text_on_declined
+from unisono.mcp.elicitation import Dialogue, note_of, outcome_of
 from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import Exchange, NoAnswer, mirrorable
@@ -152,14 +152,18 @@ async def call(session: McpSession, made: Call, limits: McpLimits) -> CallAttemp
     if dialogue.is_waiting():
         # The server sent several questions at once, and the user has not answered all of them yet.
         return CallAttempt(outcome_of(dialogue))
-    with session.asking(dialogue):
-        attempt = await _attempt(session, made, limits, dialogue)
+    try:
+        async with session.dialogues.open(dialogue, made.until):
+            attempt = await _attempt(session, made, limits, dialogue)
+            dialogue.has_result = not attempt.outcome.outcome_unknown
+    except TimeoutError:
+        return CallAttempt(_failed(f"The tool server was busy with other calls, and was not ready {made.within}."))
     # The tool asks a new question. The call will be repeated with the answer, so its current result is dropped.
     if dialogue.is_waiting():
         return CallAttempt(outcome_of(dialogue))
-    if not dialogue.declined:
+    if not (note := note_of(dialogue)):
         return attempt
-    text = "\n".join(filter(None, (attempt.outcome.text, text_on_declined(dialogue.declined))))
+    text = "\n".join(filter(None, (attempt.outcome.text, note)))
     return replace(attempt, outcome=replace(attempt.outcome, text=text))
 
 

@@ -35,7 +35,8 @@ class Dialogue:
 
     `answer` is the user's answer to the previous question, with the state of the call. `question` is the question that
     the user has to answer before the call can be repeated, or None. `declined` contains the texts of the declined
-    questions.
+    questions. `unassigned` contains the texts of cancelled questions that this call or another call has asked.
+    `has_result` is True once the server has answered the call.
     """
 
     def __init__(self, answer: UserAnswer | None, *, can_ask: bool) -> None:
@@ -45,9 +46,11 @@ class Dialogue:
         open_questions = state.get(_OPEN)
         self._open: dict[str, Json] = dict(open_questions) if isinstance(open_questions, dict) else {}
         self._server_state = state.get(_SERVER_STATE)
-        self._can_ask = can_ask
+        self.can_ask = can_ask
         self.question: ToolQuestion | None = None
         self.declined: list[str] = []
+        self.unassigned: list[str] = []
+        self.has_result = False
         if answer is not None and isinstance(asked := state.get(_ASKED), str):
             self._answers[asked] = {"action": answer.action.value, "content": answer.content}
         self._ask_next()
@@ -81,7 +84,7 @@ class Dialogue:
         key = json.dumps(written)
         if (known := self._answers.get(key)) is not None:
             return _result(known)
-        if not self._can_ask or len(self._answers) >= MAX_QUESTIONS or not _is_askable(params):
+        if not self.can_ask or len(self._answers) >= MAX_QUESTIONS or not _is_askable(params):
             self.declined.append(written[0])
             return ElicitResult(action="decline")
         self.question = self.question or self._asked(key, *written)
@@ -98,7 +101,7 @@ class Dialogue:
         forms = {key: request.params for key, request in requests.items() if isinstance(request, ElicitRequest)}
         if len(forms) < len(requests) or len(forms) > MAX_QUESTIONS:
             return False
-        if not self._can_ask or not all(map(_is_askable, forms.values())):
+        if not self.can_ask or not all(map(_is_askable, forms.values())):
             self.declined += [_written(params)[0] for params in forms.values()]
             return False
         self._server_state = result.request_state
@@ -114,7 +117,7 @@ class Dialogue:
         Returns False if the user cannot be sent to a page.
         """
         pages = [page for page in _pages(error) if _is_askable(page)]
-        if not pages or not self._can_ask or len(self._answers) + len(pages) > MAX_QUESTIONS:
+        if not pages or not self.can_ask or len(self._answers) + len(pages) > MAX_QUESTIONS:
             return False
         self._open = {f"{_PAGE}{page.url}": list(_written(page)) for page in pages}
         self._ask_next()
@@ -137,11 +140,17 @@ def outcome_of(dialogue: Dialogue) -> ToolOutcome:
     return ToolOutcome(text, question=question)
 
 
-def text_on_declined(messages: list[str]) -> str:
-    """Return the text that informs the model of declined questions."""
-    return "\n".join(
-        f"[The tool asked the user a question, which cannot be passed on here: {each}]" for each in messages
+def note_of(dialogue: Dialogue) -> str:
+    """Return the text that informs the model of the questions that the user does not see."""
+    declined = (
+        f"[The tool asked the user a question, which cannot be passed on here: {each}]" for each in dialogue.declined
     )
+    unassigned = (
+        "[During this call, the tool server asked the user a question that may belong to another call, so it was not "
+        f"passed on: {each} If this call needs the answer, make it again.]"
+        for each in dialogue.unassigned
+    )
+    return "\n".join((*declined, *unassigned))
 
 
 def _is_askable(params: types.ElicitRequestParams) -> bool:

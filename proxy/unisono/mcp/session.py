@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -34,12 +34,12 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from unisono.core.tool_host import ToolServer, ToolTransport
 from unisono.mcp.connection_errors import connection_error, kinds_of
-from unisono.mcp.elicitation import Dialogue
 from unisono.mcp.headers import outgoing
 from unisono.mcp.http_dispatcher import HttpDispatcher, Redirected
 from unisono.mcp.http_transport import Outgoing, Path
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import CALL, Exchange, NoAnswer
+from unisono.mcp.running_dialogues import RunningDialogues
 from unisono.mcp.stdio import process
 from unisono.mcp.stream_bridge import ReadStream, WatchedTransport, WriteStream
 
@@ -87,7 +87,7 @@ class McpSession:
         self._client: Client | None = None
         self._direct: HttpDispatcher | None = None  # for requests that need no transport of the SDK
         self._opening = Exchange()
-        self._dialogues: list[Dialogue] = []  # of the calls in progress
+        self.dialogues = RunningDialogues()
         self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._live(), name=f"tool server {server.label}")
         self.used_at = asyncio.get_running_loop().time()
@@ -168,20 +168,8 @@ class McpSession:
                 self.retire()
             raise
 
-    @contextmanager
-    def asking(self, dialogue: Dialogue) -> Iterator[None]:
-        """Let `dialogue` answer the questions that the server asks while this context is open."""
-        self._dialogues.append(dialogue)
-        try:
-            yield
-        finally:
-            self._dialogues.remove(dialogue)
-
     async def _on_question(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
-        # A question does not name its call. With several calls in progress, its call is unknown.
-        if len(self._dialogues) != 1:
-            return ElicitResult(action="decline")
-        return self._dialogues[0].reply(params)
+        return await self.dialogues.reply(params)
 
     async def aclose(self) -> None:
         """Close the connection within a short timeout, and wait until all of it is released."""
