@@ -10,12 +10,25 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.fakes.wire import Close, Reset, Seen, Sleep, Stall, Step, Write
 from tests.mcp.arguments import sent
-from tests.mcp.hostile import EVENTS, TOOL, Acting, Hostile, answer, event, message, plain, text
+from tests.mcp.hostile import (
+    CACHEABLE,
+    EVENTS,
+    TOOL,
+    Acting,
+    Hostile,
+    ModernHostile,
+    answer,
+    event,
+    message,
+    plain,
+    text,
+)
 from unisono.core.tool_host import ToolTimeouts
 from unisono.errors import (
     ToolServerError,
@@ -242,7 +255,6 @@ INVALID_LISTS: dict[str, tuple[Acting, type[ToolServerError]]] = {
     "401": (lambda seen: [plain(401)], ToolServerUnauthorized),
     "500": (lambda seen: [plain(500)], ToolServerError),
     "no tools": (lambda seen: [answer(seen, {"tools": 5})], ToolServerProtocolError),
-    "tool without a name": (lambda seen: [answer(seen, {"tools": [{"inputSchema": {}}]})], ToolServerProtocolError),
     "too many tools": (
         lambda seen: [answer(seen, {"tools": [{**TOOL, "name": f"t{index}"} for index in range(600)]})],
         ToolServerProtocolError,
@@ -295,6 +307,30 @@ async def test_pages_are_read_in_order_without_unusable_tools(host: McpHost) -> 
         listed = await host.list_tools(hostile.server())
         assert [tool.name for tool in listed.tools] == ["a", "c", "e.f/g"]
         assert listed.tools[0].description == "a of 2"
+
+
+INVALID_TOOLS: list[Any] = [
+    *({"name": "bad"}, {"name": "bad", "inputSchema": None}, {"name": "bad", "inputSchema": {}}),
+    *({"name": "bad", "inputSchema": {"type": "array"}}, {"inputSchema": {"type": "object"}}, {**TOOL, "name": 5}),
+    *("bad", {}),
+]
+UNUSED_MEMBERS: list[Any] = [
+    *({"description": 5}, {"outputSchema": {"type": "array"}}, {"title": 7}, {"icons": [{"src": 5}]}, {"_meta": 1}),
+    *({"annotations": {"readOnlyHint": "maybe", "title": 5}}, {"annotations": []}),
+]
+
+
+@pytest.mark.parametrize("server", [Hostile, ModernHostile])
+async def test_an_invalid_tool_removes_no_other_tool(host: McpHost, server: type[Hostile]) -> None:
+    tools = [*INVALID_TOOLS, *({**TOOL, "name": f"t{at}", **more} for at, more in enumerate(UNUSED_MEMBERS))]
+    found = {**(CACHEABLE if server is ModernHostile else {}), "tools": tools}
+    async with server(lambda seen: [text(seen)], listing=lambda seen: [answer(seen, found)]) as hostile:
+        listed = await host.list_tools(hostile.server())
+    assert [tool.name for tool in listed.tools] == [f"t{at}" for at in range(len(UNUSED_MEMBERS))]
+    assert len(listed.left_out) == len(INVALID_TOOLS)
+    assert {each.reason for each in listed.left_out if each.tool.name == "bad"} == {
+        "Its `inputSchema` is not a JSON schema with the type `object`."
+    }
 
 
 async def test_output_schema_is_neither_evaluated_nor_resolved(host: McpHost) -> None:

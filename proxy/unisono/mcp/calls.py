@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.frozen import dataclass
 from unisono.core.server_tool_arguments import ToolArguments
-from unisono.core.tool_host import HostedTool, Progress, ToolOutcome, ToolServer, UserAnswer
+from unisono.core.tool_host import HostedTool, LeftOutTool, Progress, ToolOutcome, ToolServer, UserAnswer
 from unisono.core.trace_context import DOING, TraceContext
 from unisono.errors import ToolServerError, ToolServerProtocolError
 from unisono.mcp.connection_errors import credentials_error
@@ -34,6 +34,7 @@ from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import Exchange, NoAnswer, mirrorable
 from unisono.mcp.response_filter import too_large
 from unisono.mcp.session import McpSession
+from unisono.mcp.tool_lists import INVALID
 
 
 @contextmanager
@@ -85,26 +86,33 @@ class CallAttempt:
     can_repeat: bool = False
 
 
-async def tools(session: McpSession, server: ToolServer, limits: McpLimits, until: float) -> tuple[HostedTool, ...]:
-    """Return all tools of the server.
+async def tools(
+    session: McpSession, server: ToolServer, limits: McpLimits, until: float
+) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
+    """Return the tools of the server, and its invalid tools.
 
     Raises `ToolServerError` or a subclass if the server fails or exceeds a limit, and `TimeoutError` if the list is not
     complete at `until` (time of the event loop).
     """
     name, exchange = f"The tool server {server.label!r}", Exchange()
 
-    async def work(client: ClientSession) -> tuple[HostedTool, ...]:
+    async def work(client: ClientSession) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
         found: list[HostedTool] = []
+        invalid: list[LeftOutTool] = []
         room = limits.list_bytes
         async for page in _pages(client, limits.pages):
             for tool in page.tools:
-                found.append(_to_hosted_tool(server.label, tool))
-                room -= size_of(found[-1])
-            if room < 0 or len(found) > limits.tools:
+                hosted, reason = _to_hosted_tool(server.label, tool), (tool.meta or {}).get(INVALID)
+                room -= size_of(hosted)
+                if reason is None:
+                    found.append(hosted)
+                else:
+                    invalid.append(LeftOutTool(hosted, str(reason)))
+            if room < 0 or len(found) + len(invalid) > limits.tools:
                 raise ToolServerProtocolError(
                     f"{name} lists too many tools; the limits are {limits.tools} tools and {limits.list_bytes} bytes."
                 )
-        return tuple(found)
+        return tuple(found), tuple(invalid)
 
     try:
         return await session.request(work, exchange, until)

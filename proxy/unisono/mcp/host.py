@@ -165,8 +165,9 @@ class McpHost(ToolHost):
 
         session = await sessions.get(server)
         before = self._changes.get(key, 0)
-        tools, left_out = split_by_name(await calls.tools(session, server, self.limits, until))
-        listed = _Listed(tools, left_out, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
+        found, invalid = await calls.tools(session, server, self.limits, until)
+        tools, left_out = split_by_name(found)
+        listed = _Listed(tools, left_out + invalid, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
         # A list that changed while it was read may be inconsistent: do not cache it.
         if self._changes.get(key, 0) == before:
             self._lists[key] = listed

@@ -15,6 +15,7 @@ from unisono.core.frozen import dataclass
 from unisono.mcp.content import cut
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import Exchange
+from unisono.mcp.tool_lists import replace_invalid_tools
 
 # Trimming of large JSON answers before parsing, so that they cannot block the event loop.
 #
@@ -188,7 +189,7 @@ def _object(members: Sequence[Child]) -> bytes:
 def shorten(result: dict[str, Any], entries: int) -> None:
     """Limit a result to about `entries` content parts, or a tool list to about `entries` tools.
 
-    The SDK reads each entry several times, which blocks the event loop.
+    Invalid tools are replaced by stubs. The SDK reads each entry several times, which blocks the event loop.
     """
     for field in ("content", "tools"):
         found = result.get(field)
@@ -198,6 +199,7 @@ def shorten(result: dict[str, Any], entries: int) -> None:
             if field == "content":
                 text = f"[truncated: the result has {len(found)} parts; only the first ones are included]"
                 result[field].append({"type": "text", "text": text})
+    replace_invalid_tools(result)
 
 
 def too_large(most: int, unit: str = "bytes") -> str:
