@@ -121,6 +121,24 @@ async def test_denied_call_is_not_made_and_its_reason_reaches_the_model(harness:
     assert calls("echo", "", text="denied") + result("echo", f"{DENIED} Too dear.") in harness.said
 
 
+async def test_guardrails_check_the_reason_of_a_denial(upstream: Upstream) -> None:
+    patterns = [
+        {"pattern_type": "prebuilt", "pattern_name": "email", "action": "MASK"},
+        {"pattern_type": "regex", "name": "ticket", "pattern": "TICKET-[0-9]", "action": "BLOCK"},
+    ]
+    params = {"guardrail": "litellm_content_filter", "mode": "pre_call", "default_on": True, "patterns": patterns}
+    async with asking(upstream, {"guardrails": [{"guardrail_name": "filter", "litellm_params": params}]}) as harness:
+        first, request = await asked_for(harness, "guarded")
+        harness.say(OK)
+        answer = decided(request, False, reason="Because of TICKET-1.")
+        refused = await harness.post(previous_response_id=first["id"], input=[answer])
+        assert (refused.status, refused.body["error"]["code"]) == (400, "content_blocked")
+        answer = decided(request, False, reason="Ask ann@example.com.")
+        await harness.whole(previous_response_id=first["id"], input=[answer])
+        assert harness.said.endswith(result("echo", f"{DENIED} Ask [EMAIL_REDACTED]."))
+        assert upstream.noted("guarded") == []
+
+
 async def test_unanswered_approval_request_is_a_denial(harness: Line, upstream: Upstream) -> None:
     first, _ = await asked_for(harness, "unanswered")
     harness.say(OK)

@@ -21,7 +21,15 @@ from unisono.engine.interventions.refused_constraints import RefusedConstraints
 from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop
-from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, ServerOffer, notes_on_left_out, offers_in
+from unisono.engine.server_tools.tools import (
+    LEFT_OUT,
+    OfferedServerTools,
+    ServerOffer,
+    decided_calls,
+    notes_on_left_out,
+    offers_in,
+    with_results,
+)
 from unisono.engine.truncation import truncate_for
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
@@ -133,9 +141,13 @@ class EngineDeps:
         return prepared
 
     def restore(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with the items and the date that the conversation cache restores."""
+        """Return the request with the items and the date that would be added for its first prompt."""
         counted, sent = self.counted_prompts.find(request), request.conversation.items
         conversation = self._recall(request)
+        if request.server_tools is not None:
+            # The results of denied calls, which contain the reasons of the user.
+            _, denied = decided_calls(conversation, request.server_tools)
+            conversation = with_results(conversation, denied)
         if conversation.items == sent:
             # Nothing was restored. The original objects show this to components that look for changes.
             conversation = replace(conversation, items=sent)

@@ -341,7 +341,7 @@ BatchSink: TypeAlias = Callable[[list[Event]], bool]
 
 
 class GenerationStream(Protocol):
-    """An answer in progress, as batches of events, which follow the network reads of the backend.
+    """An answer in progress, as batches of events that follow the backend's network reads.
 
     No batch is empty, except that the first batch of a stream that continues a journal may be empty. The last batch
     ends with Finished.
