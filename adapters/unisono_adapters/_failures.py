@@ -204,7 +204,10 @@ class FailureTable:
 
 
 def _context_counts(body: object) -> tuple[int, int] | None:
-    """Return (requested tokens, limit) from the fields of llama-server's context error, or None."""
+    """Return the prompt's tokens and their limit, as llama-server's context error reports them.
+
+    Returns None if the error has no such fields.
+    """
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return None

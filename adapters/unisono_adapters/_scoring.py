@@ -1,10 +1,10 @@
-"""Log probabilities in the answers of servers, and scores of given tokens.
+"""Conversion of log probabilities that servers report, and scores of given tokens.
 
 llama.cpp's server reports log probabilities only for tokens that it generates. A grammar of token ids forces the server
 to generate the given tokens. The log probabilities that it reports are those before grammar and biases are applied. A
 stop token cannot be part of a grammar, so each stop token has a request of its own, in which a bias forces the token.
-On old servers, which do not support grammars of token ids, every token has a request of its own. Measured on the server
-of llama-cpp-python 0.3.36.
+Old servers do not support grammars of token ids, so on them every token has a request of its own. All this was observed
+on the server of llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations

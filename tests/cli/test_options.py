@@ -85,7 +85,7 @@ IGNORED = [
 def test_an_option_of_a_group_is_refused_in_front_of_a_command(arguments: list[str]) -> None:
     *_, option, _, command = arguments
     result = CliRunner().invoke(main, [*arguments, "x"])
-    assert (result.exit_code, f"Write {option} behind the command `{command}`." in result.output) == (2, True)
+    assert (result.exit_code, f"Write {option} after the command `{command}`." in result.output) == (2, True)
 
 
 def test_a_variable_with_the_configuration_does_not_precede_a_command() -> None:

@@ -1,4 +1,4 @@
-"""Start of an engine process, for one worker or shared by all, and its last output.
+"""Start of an engine process, for one worker or for all, and the last lines of its output.
 
 The first worker starts the shared process. The workers find its socket in a private folder. A lock on a file ensures
 that concurrent workers start only one engine. The lock is released even if the worker that holds it crashes. The engine
@@ -25,7 +25,7 @@ from typing import Protocol, TypeAlias
 
 from unisono_adapters.mlx.wire import BatchLimits
 
-# Bytes of output that are kept.
+# Number of bytes at the end of the output that are kept for error messages.
 _LOG_BYTES = 8192
 _QUOTED_LINES = 3
 _QUOTED_CHARACTERS = 500

@@ -17,9 +17,9 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     """Return the model for the name in a request, if the caller may use it.
 
     A key may permit a model by the name in the request, by the model's own name, or by an access group. Raises
-    ModelNotAllowed if the key does not permit the model. Raises UnknownModel if the model does not exist; if the key
-    restricts models, ModelNotAllowed is raised then too. Raises InvalidRequest if `name` is empty and there is no
-    default model.
+    ModelNotAllowed if the key or the request's end user may not use the model. Raises UnknownModel if the model does
+    not exist; for a caller with restricted models, ModelNotAllowed is raised then too. Raises InvalidRequest if `name`
+    is empty and there is no default model.
     """
     # A caller with restricted models must not be able to distinguish unknown models from forbidden ones.
     model = None
@@ -37,7 +37,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 def _not_allowed(name: str, caller: Caller, *, is_of_end_user: bool) -> ModelNotAllowed:
     """Return the error for a model that the caller may not use.
 
-    `is_of_end_user` is True if only the models of the end user may exclude the model.
+    `is_of_end_user` is True if the key permits the model, so that only the end user's models can exclude it.
     """
     if is_of_end_user and caller.end_user_models is not None:
         owner, remedy = "end user", "an admin can permit it with /customer/update"

@@ -26,8 +26,8 @@ class BudgetAlerts:
     """Observer of quotas that alerts about spent budgets.
 
     It sends an alert when spending reaches one of `thresholds`, which are fractions of the budget, and when a soft
-    budget is spent. If 1 is one of them, it also sends an alert when a budget refuses a request before that, because
-    the rest of the budget does not pay for the request.
+    budget is spent. If `thresholds` contains 1, it also sends an alert when a budget refuses a request although it is
+    not spent, because its remaining amount is too small for the request.
     """
 
     def __init__(self, thresholds: Sequence[float], sink: AlertSink) -> None:
@@ -42,7 +42,7 @@ class BudgetAlerts:
             reached = max((each for each in self._thresholds if budget.spent >= each * limit), default=0.0)
             if reached and self._is_new(budget, limit, reached, "budget"):
                 self._sink(budget_alert(budget, reached))
-            # The rest of a budget may be too small for any request, and then stays unspent.
+            # If the remaining amount is too small for any request, the budget is never spent.
             is_refusal = budget.has_refused and budget.spent < limit and 1 in self._thresholds
             if is_refusal and self._is_new(budget, limit, 1.0, "refusal"):
                 self._sink(refusal_alert(budget))
@@ -88,7 +88,7 @@ def refusal_alert(budget: BudgetState) -> Alert:
         id=_id("budget_refusal", budget, str(budget.limit)),
         event="budget_crossed",
         group=kind,
-        message=f"The budget of {owner} has refused a request: the rest does not pay for it. "
+        message=f"The budget of {owner} has refused a request: the remaining amount is too small. "
         f"{spent:.4f} of {limit:.4f} dollars are spent.",
         facts={**_budget_facts(budget), "threshold": 1.0},
         once_until=_end_of(budget),

@@ -1,7 +1,7 @@
 """Report of a generation in its answer: the response headers and the `unisono` object.
 
-The headers contain the backend, models, number of failovers, recoveries and rate limits. The object also contains
-notes.
+Both contain the backend, the model that answered, the number of failovers and the recoveries. Only the headers contain
+rate limits. Only the object contains notes, unmet requirements, values of hooks and the number of left-out items.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def _is_plain(text: str) -> bool:
 
 
 def _header_text(text: str) -> str:
-    """Return `text` with `%` and all except printable ASCII percent-encoded as UTF-8.
+    """Percent-encode `%` and all characters outside printable ASCII, as UTF-8.
 
-    A client can send such a value back: the request header `x-unisono-deployment` is decoded.
+    A client can send such a value back, because the gateway decodes the request header `x-unisono-deployment`.
     """
     return text if _is_plain(text) else quote(text, safe=_PLAIN, errors="replace")

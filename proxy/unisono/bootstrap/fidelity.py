@@ -1,6 +1,6 @@
 """Construction of continuous fidelity, which compares live answers with a reference.
 
-Part of the composition root.
+Part of the composition root. `to_live_sample` selects the answers that are compared.
 """
 
 from __future__ import annotations

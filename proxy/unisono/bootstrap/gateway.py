@@ -1,6 +1,6 @@
-"""Components of a built gateway, and those that are reused after a reload.
+"""Components of a gateway (`Gateway`), and the components that a reload reuses (`Parts`).
 
-A component is kept after a reload unless its own settings change.
+A component is reused unless its own settings have changed.
 """
 
 from __future__ import annotations

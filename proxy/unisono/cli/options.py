@@ -139,7 +139,7 @@ class CommandGroup(click.Group):
         # Such an option would have no effect, because it applies only if the group runs without a command.
         for param in self.params:
             if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"Write {param.opts[0]} behind the command `{args[0]}`.", ctx)
+                raise click.UsageError(f"Write {param.opts[0]} after the command `{args[0]}`.", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -1,4 +1,4 @@
-"""`unisono trace`: prints, replays or forks recordings of the store or of a file."""
+"""`unisono trace`: prints, replays or forks recordings from the store or from a file."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def read(path: Path) -> ConfigFile:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file of the user, without a byte order mark.
+    """Return the text of a file that the user has named, without a byte order mark.
 
     Raises ConfigError if the file is unreadable or not UTF-8.
     """

@@ -1,7 +1,7 @@
-"""Values that a file takes from elsewhere: environment variables and credentials.
+"""References in a configuration file to environment variables and to named credentials.
 
-References to the environment are `os.environ/NAME`. The section `environment_variables` takes precedence over the
-environment. The values in `credential_list` are added to the entries that name a credential.
+A reference to an environment variable is `os.environ/NAME`. The section `environment_variables` takes precedence over
+the environment. The values in `credential_list` are added to the entries that name a credential.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class GuardrailSettings(Section):
 
 
 def unsupported_kind(entry: object) -> str | None:
-    """Return the kind of an unsupported guardrail; None for another entry of `guardrails`."""
+    """Return the kind of an unsupported guardrail; None for any other entry of `guardrails`."""
     params = entry.get("litellm_params") if isinstance(entry, Mapping) else None
     kind = params.get("guardrail") if isinstance(params, Mapping) else None
     return kind if isinstance(kind, str) and kind not in GUARDRAIL_KINDS else None

@@ -300,7 +300,8 @@ class _Reading:
     def _is_kept(self, guardrail: object, path: str) -> bool:
         """Return whether to keep an entry of `guardrails`.
 
-        An unsupported guardrail is recorded as protective, or as an error if it has no name.
+        An unsupported guardrail is kept only when `import-litellm` converts the file. It is recorded as a protective
+        setting without effect; if it has no name, an error is recorded instead.
         """
         kind = unsupported_kind(guardrail)
         if kind is None or not isinstance(guardrail, Mapping):
@@ -313,7 +314,7 @@ class _Reading:
         return not self.references.resolves
 
     def _guardrail(self, guardrail: object, path: str) -> object:
-        # Each guardrail of LiteLLM has keys of its own. Those of an unsupported guardrail are neither known nor used.
+        # Every kind of guardrail has its own keys. The keys of unsupported kinds are unknown, so none is validated.
         if unsupported_kind(guardrail) is not None:
             return self.references.resolved(guardrail, path)
         return self.section(guardrail, GuardrailSettings, path)

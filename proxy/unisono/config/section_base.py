@@ -1,4 +1,4 @@
-"""Base class and common types of sections, and access to values that are not validated yet."""
+"""Base class and common types of sections, and functions for values before validation."""
 
 from __future__ import annotations
 

@@ -180,8 +180,8 @@ class AlertSettings(Section):
     """Receiver of the alerts."""
     budget_thresholds: tuple[Fraction, ...] = (0.8, 1.0)
     """Fractions of a budget. When such a fraction is spent, an alert is sent.
-    Each fraction causes at most one alert per budget period. The fraction 1 also causes an alert when the rest of a
-    budget does not pay for a request, once per budget period."""
+    Each fraction causes at most one alert per budget period. The fraction 1 also causes an alert, once per
+    budget period, when a request is refused because the remaining amount is too small for it."""
     health: bool = True
     """True sends an alert when a backend or the store fails, and another when it works again."""
     down_after_s: Seconds = 30.0

@@ -1,6 +1,6 @@
 """Section `unisono`: settings of the gateway itself, such as files, hooks and fidelity.
 
-The sections `unisono.otel`, `unisono.alerts` and those of logs and records are in `telemetry_settings`.
+`telemetry_settings` contains the sections `unisono.otel` and `unisono.alerts`, and those for logs and recordings.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class LogprobLog:
     def _start_of(self, content: bytes, limit: int) -> _Text:
         """Return the initial progress for a new text: the position with the longest common prefix.
 
-        The text begins in the first `limit` tokens. If several positions have equally long prefixes, the first position
+        The text begins within the first `limit` tokens. If several positions have equally long prefixes, the first one
         from `_starts` is taken. The position is None if the text has no common prefix with the tokens at any position.
         """
         best, longest = _Text(), 0
@@ -192,7 +192,7 @@ class LogprobLog:
         return best
 
     def _starts(self, limit: int) -> Iterator[tuple[int, bytes]]:
-        """Yield each index at which a text may begin, with the bytes of that token before it.
+        """Yield each token index at which a text may begin, with the bytes of the token to skip.
 
         A text may begin at the start of a body, after a line that opens a code fence at the start of a body, or at a
         text token of a header without a body. Positions after `limit` are left out. Later positions of each kind come

@@ -1,4 +1,9 @@
-"""Error texts that packages share: texts that clients match, time limits, counts, names."""
+"""Errors and error texts that several packages share.
+
+The texts are those that clients match, and those about time limits and incomplete answers. `read_counts` reads token
+counts in the errors of backends. `close_matches` finds names to suggest. `ConversationConflict` is the error for a
+conversation that is in use or was changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a running generation, for metrics, traces, recordings and viewers.
+"""Facts about generations, and outputs of live answers, for telemetry and viewers.
 
 Times are seconds of the monotonic clock since the generation began. Only `GenerationStarted.at` is a time of the wall
 clock. The answer waits while an observer is called, so an observer only stores the facts and does its work elsewhere.

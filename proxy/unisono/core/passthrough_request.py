@@ -2,7 +2,7 @@
 
 A `PassthroughRequest` contains the client's body unchanged. Deployments whose backend is a `ports.PassthroughBackend`
 answer such requests. The answer consists of `events.Passed`, which API surfaces emit unchanged. `whole_number` reads a
-number of a body as lenient servers do.
+whole number from a body in all forms that lenient servers accept.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ class BudgetState:
 
     All amounts are in micro-USD. `limit` is the budget, and `soft_limit` the soft budget; None if not set. `period` is
     the name of the period, and `period_ends` its end in seconds since 1970, None for never. `spent` does not include
-    the reservations of running requests. With `has_refused`, the last reservation was refused because the rest of the
-    budget does not pay for it.
+    the reservations of running requests. `has_refused` is True if the last reservation was refused because the
+    remaining amount was too small.
     """
 
     account: Account

@@ -1,4 +1,4 @@
-"""Reader of the files in requests, with its cache of texts: format, download and extraction."""
+"""Reader of the files in requests: download, format, extraction, and a cache of texts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ ENTRY_CHARACTERS: Final = 1_000
 
 
 class TextCache:
-    """Least recently used cache of the texts of files, whose entries may expire.
+    """Cache of the texts of files. Entries may expire; the least recently used ones are dropped.
 
     `capacity` is the maximum size of all entries, in characters. `clock` returns seconds.
     """

@@ -1,4 +1,7 @@
-"""Abilities that a request requires, fields at fault, and recorders of log probabilities."""
+"""Abilities that a request requires, fields at fault in errors, and log probabilities.
+
+The functions for log probabilities check the length of the prompt, and create the log and its recorders.
+"""
 
 from __future__ import annotations
 

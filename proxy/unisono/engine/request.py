@@ -30,7 +30,7 @@ class ApprovalDecision:
 
     `call_id` identifies the call, which is in the conversation without a result. `approval` is the id of the approval
     request. `answer` is set if the tool asked the user a question; it is passed to the tool even if the user declined.
-    `arguments` are those that the model generated, if hooks may have changed those in the conversation.
+    `arguments` are the arguments for the tool; None for those in the conversation, which hooks may have changed.
     """
 
     call_id: str
@@ -62,7 +62,8 @@ class ServerTools:
     If a server cannot list its tools, the request fails with the server's error. If `optional` is set, the request
     instead continues without the server, whose Listed event reports the error. `claim_approval` is called with the
     approval's id before an approved call runs. It raises an error, which ends the request, if a different request owns
-    the call. `can_ask`: the client can answer questions of tools. `seal_calls` encrypts calls for the client.
+    the call. `can_ask`: the client can answer questions of tools. `seal_calls` encrypts calls
+    that wait for the user.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -86,7 +87,8 @@ class ForcedCalls:
     `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any browser
     function, or a single function such as `browser.search`. `hosted` are server tools as pairs of server label and tool
     name. The tool name is the name that the server uses; None means any tool of the server. If `tools` is None and
-    `hosted` is empty, a call to any offered tool satisfies the request. `exclusive`: no other tool may be called later.
+    `hosted` is empty, a call to any offered tool satisfies the request. With `exclusive`, no other
+    tool may be called later in the answer.
     """
 
     tools: frozenset[str] | None = None
@@ -244,7 +246,7 @@ class Resumption:
     # `GenerationReport.journal` of an earlier stream of this request, which this stream continues; empty for a new
     # answer. With a journal, the first batch contains exactly the events of the journal, and may be empty.
     journal: Tokens = ()
-    # False: the journal may lack calls of server tools that were made. Only idempotent tools are called then.
+    # False if calls to server tools may have run that are not in the journal. Only idempotent tools are then called.
     is_journal_complete: bool = True
     is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
     is_taken_over: bool = False  # another process accepted the request, and may have begun the answer

@@ -1,4 +1,7 @@
-"""Base of the bundled guardrails: checks each text of requests and answers."""
+"""Base of the bundled guardrails: checks each text of requests and answers.
+
+The names and values in JSON arguments and JSON answers are checked one by one, without their escapes (`checked_json`).
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,8 @@ async def checked(
 ) -> Changes | None:
     """Check every text of a conversation. Return the changes, or None if nothing changes.
 
-    Up to `at_once` texts are checked at the same time. If this is more than one, a check is slow, and the values of a
-    JSON text are first checked together. Tool declarations are not checked. Raises the exception of
+    Up to `at_once` texts are checked at the same time. A value above 1 means that a check is slow. All names and
+    values of a JSON text are then first checked as one text. Tool declarations are not checked. Raises the exception of
     `check` if it refuses a text. Also raises `Blocked` if the check would change the prefill, which is the text with
     which the client starts the answer. `field` is the request field that contains the conversation; the exception names
     this field.
@@ -136,13 +139,13 @@ async def _checked_item(item: Item, check: Check, together: bool) -> Item:
 
 
 async def checked_json(text: str, check: Check, *, together: bool = False) -> str:
-    """Check a text that may be JSON, and return it with its masks.
+    """Check a text that may be JSON, and return the masked text.
 
     A text that is not JSON is checked as it is. A JSON text remains valid: the names, strings and numbers in it are
     checked one by one, and a masked number becomes a string. A value is also checked together with its name, because an
-    expression may describe both, such as `"api_key": "..."`; the mask then replaces the value. With `together`, a first
-    check of all names and values may show that there is nothing to mask. Raises the exception of `check` if it refuses
-    the text.
+    expression may describe both, such as `"api_key": "..."`; the mask then replaces the value. With `together`, all
+    names and values are first checked as one text. If this check finds nothing, they are not checked one by one. Raises
+    the exception of `check` if it refuses the text.
     """
     if not is_json(text):
         return await check(text)
@@ -198,14 +201,15 @@ async def _is_clean(text: str, check: Check) -> bool:
     try:
         return await check(text) == text
     except Refused:
-        # The refused text may extend over two values, so each value has to be checked alone.
+        # The forbidden text may extend over two values, which is allowed, so each value has to be checked alone.
         return False
 
 
 async def _checked_value(opening: str, value: str, quote: str, check: Check) -> str:
-    """Check a value alone and after its name, and return it with its masks.
+    """Check a value alone and together with its name, and return the masked value.
 
-    `opening` is the name with its colon, empty outside of objects. `quote` encloses the value.
+    `opening` is the last name before the value, with quotes and colon; empty if there is none. `quote` is `"` for a
+    string, and empty for a number.
     """
     new = await checked_json(value, check)
     if not opening or is_json(new):
@@ -218,7 +222,7 @@ async def _checked_value(opening: str, value: str, quote: str, check: Check) -> 
 
 
 def _distinct(name: str, names: Mapping[str, str], old: str) -> str:
-    """Return a masked name that no other name has."""
+    """Return the masked `name`, with a number appended if it equals a different name."""
     # Parsers keep only one of several members with the same name.
     used = {*names.values()} - {old}
     number = 2

@@ -63,8 +63,9 @@ UNKNOWN: Final = "The tool may or may not have run."
 # Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
 # describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
-# Part of the message that replaces an answer with HTTP status 202, which announces that no result follows. The status
-# is not enough: on the older (SSE) transport, every message gets it, and the result arrives on another stream.
+# Part of the error that `http_dispatcher` raises if a server answers a request with HTTP status 202, so that no result
+# follows. The status alone does not show this: the older (SSE) transport answers every message with 202, and sends the
+# result on a different stream.
 ACCEPTED: Final = "answered a request with 202 Accepted"
 # Prefixes of the SDK's messages about a lost answer. The error code is not enough, because servers also use it for
 # their own errors.

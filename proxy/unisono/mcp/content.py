@@ -111,7 +111,7 @@ def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
 
 
 def _size(base64: str) -> str:
-    # The padding stands for no data.
+    # Padding characters encode no data.
     return f"{len(base64.rstrip('=')) * 3 // 4} bytes"
 
 

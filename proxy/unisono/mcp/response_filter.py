@@ -1,4 +1,4 @@
-"""Response bodies for the SDK, in which large JSON messages are trimmed."""
+"""Response bodies for the SDK: large JSON messages are trimmed, lone surrogates replaced."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ async def trim(data: bytes, limits: McpLimits) -> bytes:
 def without_lone_surrogates(data: bytes) -> bytes:
     """Replace each lone surrogate in JSON with U+FFFD.
 
-    The SDK rejects a message that contains one. JavaScript servers send a lone surrogate if they cut a text inside an
-    emoji.
+    The SDK rejects a message with a lone surrogate. JavaScript servers send one if they cut a text inside an emoji.
     """
     if b"\\ud" not in data and b"\\uD" not in data:
         return data

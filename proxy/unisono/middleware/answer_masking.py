@@ -123,7 +123,10 @@ class BufferingHookGate(AnswerHookGate):
         return [*others, Delta(item, text), replace(closed, item=item, text=text, tokens=())]
 
     async def _sealed(self, item: HostedCall, *arguments: str) -> str:
-        """Return a call that waits for the user, encrypted with each of `arguments`; "" otherwise."""
+        """Return the encrypted call, once with each of `arguments`.
+
+        Returns "" if the call does not wait for the user, or if the request cannot encrypt calls.
+        """
         tools = self._request.server_tools if self._request is not None else None
         if not item.needs_approval or tools is None or tools.seal_calls is None:
             return ""

@@ -1,7 +1,7 @@
-"""Hooks with their settings, and gates that call them: before rendering, and at the end.
+"""Hooks with their settings, and gates that call hooks before and after an answer.
 
 The changes that hooks make to a request are stored at the beginning of the response's journal. When a response is
-resumed, no `before` is called again, and the model continues from the same prompt.
+resumed, no hook's `before` is called again, so the model continues from the same prompt.
 """
 
 from __future__ import annotations

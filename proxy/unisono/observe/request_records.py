@@ -1,8 +1,10 @@
 """Receivers of request records: the request log, the store, and files of JSON lines.
 
+`GenerationRecords` first adds each generation to the record of its request.
+
 Records for the store and for files wait briefly in a queue, so that many are written together. If the queue is full,
-records are dropped. If a write fails, it is not repeated. Lost records are counted, except if the process is killed;
-then the records of its last quarter of a second are lost.
+records are dropped. A failed write is not repeated. Lost records are counted. If the process is killed, the records of
+its last quarter of a second are lost without being counted.
 """
 
 from __future__ import annotations

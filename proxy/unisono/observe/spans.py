@@ -1,8 +1,8 @@
 """OpenTelemetry spans of ended generations and of rejected requests.
 
-They follow the conventions for generative AI. The span of a generation has one child span per step and one per server
-tool call. A step has one child span per attempt on a backend. Spans contain names, numbers and codes. `span_content`
-adds prompts and answers if the operator has enabled this.
+The spans follow OpenTelemetry's conventions for generative AI. The span of a generation has one child span per step and
+one per server tool call. A step has one child span per attempt on a backend. Spans contain names, numbers and codes.
+`span_content` adds prompts and answers if the operator has enabled this.
 """
 
 from __future__ import annotations

@@ -133,7 +133,10 @@ class BatchedEmbeddings(BatchStream):
 
 
 def _in_request(param: str | None, first: int) -> str | None:
-    """Return the field of the request for a field of the part whose first input is `first`."""
+    """Return `param`, a path in a part, as a path in the request.
+
+    `first` is the 0-based index of the part's first input in the request.
+    """
     if param is None or (found := INPUT_PATH.match(param)) is None:
         return param
     return f"{found[1]}{int(found[2]) + first}{param[found.end() :]}"

@@ -32,8 +32,8 @@ class DeploymentConfig:
     `name` is public, so it contains no address and no path. Deployments of the lowest `order` are used first, in
     proportion to `weight`. `max_requests` and `max_tokens` limit the concurrent load. `requests_per_minute` and
     `tokens_per_minute` limit the requests that begin per minute, and their tokens. `tags` are for tag-based routing. A
-    drained deployment and a shadow of another deployment get no new requests. A deployment that a reload removed gets
-    new requests of the replaced pools only if no other deployment works. A canary gets `canary_share` (0 to 1) of the
+    drained deployment and a shadow of another deployment get no new requests. After a reload has removed a deployment,
+    requests that already wait use it only if no other deployment works. A canary gets `canary_share` (0 to 1) of the
     requests.
     """
 

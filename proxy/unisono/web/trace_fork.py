@@ -1,6 +1,7 @@
 """Fork of a recording: a prompt that ends inside the recorded answer, with changes.
 
-The prompt of a fork contains the generated tokens up to a position. This module has no I/O.
+The prompt of a fork contains the generated tokens up to a position. It may have a different reasoning effort or a
+different last tool result. This module also finds the first token at which a fork differs. It has no I/O.
 """
 
 from __future__ import annotations

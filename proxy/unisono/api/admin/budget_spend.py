@@ -1,4 +1,7 @@
-"""Spend of keys, teams and users from the ledger, also against a new budget or a new period."""
+"""Spend from the ledger: totals of keys, teams and users, and spend carried to new budgets.
+
+If a change adds a budget or gives it a different period, the earlier usage of that period counts against the budget.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lookup of keys by secret, id or LiteLLM's hash, lists of keys, and their aliases.
-
-An alias is unique among the keys of the admin API.
-"""
+"""Lookup of keys by secret, id or LiteLLM's hash; lists of keys; claims of unique aliases."""
 
 from __future__ import annotations
 

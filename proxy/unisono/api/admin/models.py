@@ -1,6 +1,6 @@
-"""Routes `/model/*`, in LiteLLM's format: deployments that change at run time.
+"""Routes `/model/*` in LiteLLM's format, which change deployments at run time.
 
-`visible_settings` removes the secrets from their settings, for responses and audit records.
+`visible_settings` removes the secrets from the settings of a deployment, for responses and audit records.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Options of a Chat Completions request that different clients send in different fields.
+"""Options of Chat Completions that clients send in different fields, and defaults of models.
 
-The defaults that are configured for a model have the same fields.
+The defaults that the operator configures for a model have the same fields as a request.
 """
 
 from __future__ import annotations

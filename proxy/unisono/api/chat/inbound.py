@@ -194,7 +194,7 @@ def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) 
 
 
 def _on_offer(request: ChatRequest, toolbox: Toolbox, hosts: bool, param: str) -> OfferedTools:
-    """Return the tools that the field `param` can name. It cannot name server tools."""
+    """Return the tools that the field `param` can name, which are never server tools."""
 
     def hosted(tool: NamedTool) -> None:
         if tool.kind not in {each.type for each in request.tools or ()}:

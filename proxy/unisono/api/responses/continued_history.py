@@ -112,7 +112,8 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
     for response in chain:
         # A compaction replaces everything before it.
         items = [*([] if is_compacted(response) else [*items, *response.input]), *response.output]
-        # It keeps the calls that wait for the user, but not their approval requests and questions.
+        # It keeps the calls that wait for the user, but not their approval requests and questions, so the server tool
+        # history is read from all items.
         all_items += (*response.input, *response.output)
     return PriorState(
         continued((), items),

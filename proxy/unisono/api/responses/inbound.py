@@ -343,7 +343,7 @@ def to_entries(
         item_id = new_id(prefix_of(str(wire["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:
             wire[CLIENTS_ID] = item.id
-            # Client libraries may drop the field, because OpenAI's items lack it.
+            # Client libraries may drop `encrypted_content`, because approval requests of OpenAI do not have this field.
             stored = reading.known.stored_item(item.id)
             if stored is not None and SEALED in stored.wire and not item.encrypted_content:
                 wire[SEALED] = stored.wire[SEALED]

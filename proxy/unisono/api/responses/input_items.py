@@ -193,7 +193,7 @@ class InputMcpList(InputItem):
 class InputApprovalRequest(InputItem):
     """A tool call that waits for approval and was not run.
 
-    If a guardrail has masked the arguments, `encrypted_content` contains the arguments with which the tool runs.
+    If a guardrail has masked the arguments, `encrypted_content` contains the arguments for the tool, encrypted.
     """
 
     server_label: Word = None

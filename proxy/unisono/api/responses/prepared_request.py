@@ -333,7 +333,7 @@ def _sealer(seals: ItemSealing | None, tenant: str) -> Any:
 
 
 def _with_sealing(request: GenerationRequest, seals: SealsSource, tenant: str) -> GenerationRequest:
-    """Return the request with the function that encrypts its calls."""
+    """Return the request with a function that encrypts calls, for calls that wait for the user."""
     if request.server_tools is None:
         return request
 

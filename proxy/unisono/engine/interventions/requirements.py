@@ -187,7 +187,7 @@ class Obligations:
     """
 
     # Rules.
-    # - A required call comes before a required form. An answer that the model gives instead must have the form, too.
+    # - A required call comes before a required form. If the model answers instead, the answer must have the form.
     # - A call to a required tool meets the requirement, even if its arguments are invalid after all retries.
     # - Only the first answer message must have the required form. A preamble is taken as the answer only if the output
     #   ends without an answer message.

@@ -1,4 +1,4 @@
-"""Conversations on Redis: scripts, ordered items, metadata, and the location of each item."""
+"""Conversations on Redis, with their scripts: ordered items, metadata, locations of items."""
 
 from __future__ import annotations
 

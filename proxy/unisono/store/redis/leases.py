@@ -1,4 +1,4 @@
-"""Leases, background runs, idempotency keys, secrets and counters on Redis."""
+"""Leases, background runs, idempotency keys, secrets and counters on Redis; their scripts."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def connect(path: Path | None) -> sqlite3.Connection:
     """Open the file, or a database in memory if `path` is None.
 
     A missing file is created, with access for its owner only. Raises `StoreUnavailable` if the file cannot be opened or
-    written, or is missing although its write-ahead log is there, `StoreUnreadable` if a newer version wrote it.
+    written. Also raises `StoreUnavailable` if the file is missing or empty although its write-ahead log has content.
+    Raises `StoreUnreadable` if a newer version wrote the file.
     """
     try:
         if path is not None:
@@ -97,11 +98,11 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def _create_if_missing(path: Path) -> None:
     """Create the file, unless it exists.
 
-    Raises `StoreUnavailable` if the file is missing or empty and the write-ahead log of a former file is in its place.
+    Raises `StoreUnavailable` if the file is missing or empty, but the write-ahead log of a former file has content.
     SQLite would delete that log, and with it the last writes.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The log is checked first: while another process creates a file, the file has content before its log has.
+    # The log is checked first: if another process is creating the file, the file gets content before its log does.
     has_log = _size(_log_of(path)) > 0
     if _size(path) > 0:
         return
@@ -123,7 +124,7 @@ def _size(path: Path) -> int:
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
-    # `mode=rw`: SQLite does not create a file that was moved in the meantime, because it would delete its log.
+    # With `mode=rw`, SQLite creates no file. If the file was moved in the meantime, a new file would cost its log.
     name = ":memory:" if path is None else f"{path.expanduser().absolute().as_uri()}?mode=rw"
     return sqlite3.connect(name, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False, uri=True)
 

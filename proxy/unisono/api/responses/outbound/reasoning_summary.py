@@ -1,9 +1,9 @@
-"""Reasoning summaries: selection of sentences of the reasoning, and the events.
+"""Reasoning summaries: selection of sentences from the reasoning, and stream events.
 
 Each reasoning item has one summary part. A sentence ends at its punctuation or at the end of its line. The summary
 consists of the first sentences that fit, unchanged. A sentence that is longer than the limit of the whole summary is
-omitted. If there is no other sentence, the summary is the beginning of the first long sentence, cut after a word and
-marked with "…". The same text always has the same summary, in whatever pieces it arrives.
+omitted. If every sentence is too long, the summary is the beginning of the first long sentence, cut after a word and
+marked with "…". The same text always has the same summary, however the text is split.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ ELICITATION_REQUEST: Final = "mcp_elicitation_request"
 NOT_ANSWERED: Final = "The user did not answer the question of the tool."
 # Field of a stored approval request: the id that the client gave to the request.
 CLIENTS_ID = "approval_request_id"
-# Field of an approval request or question whose arguments a guardrail has masked: the encrypted call, once with the
-# masked arguments and once with the arguments that the model generated.
+# Field of an approval request or question if a guardrail has masked the arguments of its call. The field contains the
+# call twice, encrypted: with the masked arguments, and with the arguments that the model generated.
 SEALED: Final = "encrypted_content"
 
 
@@ -41,8 +41,8 @@ class ServerToolHistory:
 
     `requests` maps ids of approval requests and questions to the calls that wait for them. `questions` maps the ids of
     questions to the questions. `decisions` holds the user's answers. `announced` holds the labels of the servers whose
-    tools were listed. `sealed` maps ids of calls to the encrypted calls of which the client has masked arguments.
-    `pages` maps ids of browser calls to the addresses of their pages.
+    tools were listed. `sealed` maps the ids of calls with masked arguments to their encrypted calls. `pages` maps ids of
+    browser calls to the addresses of their pages.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
@@ -165,10 +165,11 @@ def _is_model_output(item: StoredItem) -> bool:
 def with_arguments(
     earlier: ServerToolHistory, now: ServerToolHistory, opened: Callable[[str], Sequence[Item] | None]
 ) -> ServerToolHistory:
-    """Return `now` with the arguments of the approved calls, as the model generated them.
+    """Return `now` with the arguments with which the approved calls run.
 
-    A guardrail masks what clients and the model read, but not the call. `opened` decrypts the calls with masked
-    arguments. Raises InvalidRequest if a call cannot be decrypted.
+    If a guardrail has masked the arguments for the client, the tool gets the arguments that the model generated, unless
+    the client has edited the masked arguments. `opened` decrypts a call, and returns None if this fails. Raises
+    InvalidRequest if the call of an approved request cannot be decrypted.
     """
     both = earlier + now
     calls = {call.call_id: call for call in both.requests.values()}
@@ -186,13 +187,14 @@ def _arguments(call: AssistantCall, sealed: str | None, opened: Callable[[str], 
         return call.arguments
     match opened(sealed):
         case [AssistantCall() as masked, AssistantCall() as generated]:
-            # The client may have edited the arguments, or written the same JSON in a different way.
+            # If the client has edited the arguments, the tool gets the edited arguments. The same JSON may be written in
+            # a different way.
             is_same = masked.name == call.name and _digest(masked) == _digest(call)
             return generated.arguments if is_same else call.arguments
         case _:
             raise InvalidRequest(
-                f"'input': the call of '{call.name}' cannot run, because this gateway cannot decrypt the "
-                f"'{SEALED}' of its request; send the item as you received it, or deny the call.",
+                f"'input': the call to '{call.name}' cannot run, because this gateway cannot decrypt the field "
+                f"'{SEALED}' of the approval request or question; send that item unchanged, or deny the call.",
                 param="input",
             )
 
