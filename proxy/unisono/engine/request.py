@@ -62,8 +62,7 @@ class ServerTools:
     If a server cannot list its tools, the request fails with the server's error. If `optional` is set, the request
     instead continues without the server, whose Listed event reports the error. `claim_approval` is called with the
     approval's id before an approved call runs. It raises an error, which ends the request, if a different request owns
-    the call. `can_ask`: the client can answer questions of tools. `seal_calls` encrypts calls
-    that wait for the user.
+    the call. `can_ask`: the client can answer questions of tools. `seal_calls` encrypts calls that wait for the user.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -86,9 +85,8 @@ class ForcedCalls:
 
     `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any browser
     function, or a single function such as `browser.search`. `hosted` are server tools as pairs of server label and tool
-    name. The tool name is the name that the server uses; None means any tool of the server. If `tools` is None and
-    `hosted` is empty, a call to any offered tool satisfies the request. With `exclusive`, no other
-    tool may be called later in the answer.
+    name. The tool name is the server's name for the tool; None means any tool of the server. If `tools` is None and
+    `hosted` is empty, a call to any offered tool is enough. `exclusive`: later calls must also be to these tools.
     """
 
     tools: frozenset[str] | None = None

@@ -74,7 +74,7 @@ class BatchedEmbeddings(BatchStream):
         yield [Passed(body), Closed(Text(0, Phase.FINAL), ""), Finished(FinishReason.STOP, usage)]
 
     def _split(self) -> Iterator[tuple[int, PassthroughRequest]]:
-        """Yield the parts, each with the position of its first input."""
+        """Yield the 0-based index of the first input of each part, and the part."""
         passthrough = self._passthrough
         inputs, size = passthrough.body["input"], passthrough.batch_size
         assert isinstance(inputs, list)

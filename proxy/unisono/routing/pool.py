@@ -241,9 +241,8 @@ class RoutingPool:
     def hand_over(self, carried: Sequence[LiveDeployment], renewed: Collection[str]) -> None:
         """Stop monitoring the deployments `carried`, which another pool now monitors.
 
-        The carried deployments stay open for the requests of this pool. `renewed` are the names of deployments that the
-        other pool has created. A deployment that is neither carried nor renewed was removed. Requests of this pool that
-        wait for a slot use a removed deployment only if no other deployment works.
+        These stay open for requests of this pool. Deployments that are neither carried nor recreated with the same name
+        (`renewed`) were removed. Waiting requests of this pool use them only if no other deployment works.
         """
         for watched in [each for live in carried if (each := self._owned.pop(id(live), None)) is not None]:
             for task in (watched.probe, watched.loading):

@@ -52,8 +52,7 @@ class RetryBudget:
         self._at = now
 
 
-# The same pauses between retries as LiteLLM.
-# Pause before a failed deployment is retried, in seconds; doubles with every failure.
+# Pause in seconds before the first retry of a failed deployment, as in LiteLLM. It doubles with every failure.
 FIRST_PAUSE_S: Final = 0.5
 # Upper bound of the pause, in seconds.
 MAX_PAUSE_S: Final = 8.0
