@@ -1,6 +1,7 @@
 """Section `unisono`: settings of the gateway itself, such as files, hooks and fidelity.
 
-`telemetry_settings` contains the sections `unisono.otel` and `unisono.alerts`, and those for logs and recordings.
+`telemetry_settings` contains `unisono.otel` and `unisono.alerts`, and the sections for request logs, request records
+and recordings.
 """
 
 from __future__ import annotations

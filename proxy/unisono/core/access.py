@@ -42,11 +42,11 @@ class Caller:
     are the permitted model names, as clients use them, and access groups; `mcp_servers` are the permitted labels of
     configured tool servers. None permits all. `raw` permits completions of prompts that the gateway does not render.
     `expires_at` is in seconds since 1970, None for never. `guardrails` are the names of optional guardrails that the
-    request selects, and `routing` is the routing that the request selects. `shared_limits` are the
-    limits of the key's team, the key's user and the end user, `shared_models` are the permitted models of the team and
-    the user, and `end_user_models` those of the end user. They apply in addition to the limits and permitted models of
-    the key itself. `role` is the role of the key's user in the gateway; it is empty for a key
-    of a team, which never has such a role.
+    request selects, and `routing` is the routing that the request selects. `shared_limits` are the limits of the key's
+    team, the key's user and the end user, `shared_models` are the permitted models of the team and the user, and
+    `end_user_models` those of the end user. They apply in addition to the limits and permitted models of the key
+    itself. `role` is the role of the key's user in the gateway; it is empty for a key of a team, which never has such a
+    role.
     """
 
     tenant: str

@@ -66,8 +66,8 @@ class HostedCall:
     A call with `needs_approval` is not run. The turn ends after the call, and a later turn may approve the call. For an
     approved call, `approval` is the id of its approval request. The message of an approved call is already in the
     conversation, so its Closed event has no tokens. A call with a `question` needs an answer of the user instead of an
-    approval. If a hook has changed the arguments of a call that waits for the user, `sealed` contains the
-    call twice, encrypted: with the changed and with the original arguments.
+    approval. If a hook has changed the arguments of a call that waits for the user, `sealed` contains the call twice,
+    encrypted: with the changed and with the original arguments.
     """
 
     index: int

@@ -1,12 +1,12 @@
 """Multipart bodies, stored in a temporary file, and the gateway options in their parts.
 
 The file is kept until the request is answered, and has two purposes. The model can be read wherever it is in the body,
-and after a failure the body can be sent to a different deployment. All parts except the
-model are forwarded with their own headers.
+and after a failure the body can be sent to a different deployment. All parts except the model are forwarded with their
+own headers.
 
 Options are routing, guardrails and tags, as in JSON bodies. A list or an object may be sent in one part as JSON, such
-as `["a"]` in the part `fallbacks`. As in the OpenAI SDK, each value of the list or object may
-instead be sent in a part of its own, whose name has brackets: `fallbacks[]`, `metadata[tags][]`.
+as `["a"]` in the part `fallbacks`. As in the OpenAI SDK, each value of the list or object may instead be sent in a part
+of its own, whose name has brackets: `fallbacks[]`, `metadata[tags][]`.
 """
 
 from __future__ import annotations
