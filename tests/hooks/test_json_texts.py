@@ -60,6 +60,10 @@ MASKED: Mapping[str, tuple[str, str]] = {
         '{"api_key": "abcdefghijklmnopqrstuvwxyz", "b": 1}',
         '{"api_key": "[GENERIC_API_KEY_REDACTED]", "b": 1}',
     ),
+    "value behind an object": (
+        '[{"api_key": 1}, "abcdefghijklmnopqrstuvwxyz"]',
+        '[{"api_key": 1}, "abcdefghijklmnopqrstuvwxyz"]',
+    ),
     "names that become equal": (
         '[{"ann@example.com":1,"bob@example.com":2},{"ann@example.com":3}]',
         '[{"[EMAIL_REDACTED]":1,"[EMAIL_REDACTED]_2":2},{"[EMAIL_REDACTED]":3}]',

@@ -152,11 +152,12 @@ async def checked_json(text: str, check: Check, *, together: bool = False) -> st
     if together and await _is_clean("\n".join(json_texts(text)), check):
         return text
     parts: list[str] = []
-    copied, opening = 0, ""
+    copied, opening, end = 0, "", 0
     names: dict[str, str] = {}
     for match in JSON_TOKEN.finditer(text):
         written = match["string"] or match["number"]
         old = _decoded(written)
+        opening, end = "" if "}" in text[end : match.start()] else opening, match.end()
         if match["colon"] is None:
             new = await _checked_value(opening, old, '"' if match["string"] else "", check)
         else:
@@ -183,9 +184,10 @@ def is_json(text: str) -> bool:
 
 def json_texts(text: str) -> Iterator[str]:
     """Yield the decoded names and values of a JSON text, and each value together with its name."""
-    opening = ""
+    opening, end = "", 0
     for match in JSON_TOKEN.finditer(text):
         value = _decoded(match["string"] or match["number"])
+        opening, end = "" if "}" in text[end : match.start()] else opening, match.end()
         if match["colon"] is not None:
             opening = f'"{value}"{match["colon"]}'
             yield value

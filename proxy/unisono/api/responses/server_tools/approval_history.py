@@ -41,8 +41,8 @@ class ServerToolHistory:
 
     `requests` maps ids of approval requests and questions to the calls that wait for them. `questions` maps the ids of
     questions to the questions. `decisions` holds the user's answers. `announced` holds the labels of the servers whose
-    tools were listed. `sealed` maps the ids of calls with masked arguments to their encrypted calls. `pages` maps ids of
-    browser calls to the addresses of their pages.
+    tools were listed. `sealed` maps the ids of calls with masked arguments to their encrypted calls. `pages` maps the
+    ids of browser calls to the addresses of their pages.
     """
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
@@ -187,8 +187,8 @@ def _arguments(call: AssistantCall, sealed: str | None, opened: Callable[[str], 
         return call.arguments
     match opened(sealed):
         case [AssistantCall() as masked, AssistantCall() as generated]:
-            # If the client has edited the arguments, the tool gets the edited arguments. The same JSON may be written in
-            # a different way.
+            # If the client has edited the arguments, the tool gets the edited arguments. JSON that is only written in a
+            # different way counts as unchanged.
             is_same = masked.name == call.name and _digest(masked) == _digest(call)
             return generated.arguments if is_same else call.arguments
         case _:
