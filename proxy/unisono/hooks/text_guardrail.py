@@ -210,8 +210,8 @@ async def _is_clean(text: str, check: Check) -> bool:
 async def _checked_value(opening: str, value: str, quote: str, check: Check) -> str:
     """Check a value alone and together with its name, and return the masked value.
 
-    `opening` is the last name before the value, with quotes and colon; empty if there is none. `quote` is `"` for a
-    string, and empty for a number.
+    `opening` is the name of the member that contains the value, with quotes and colon; empty if there is none. `quote`
+    is `"` for a string, and empty for a number.
     """
     new = await checked_json(value, check)
     if not opening or is_json(new):

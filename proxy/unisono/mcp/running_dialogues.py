@@ -39,7 +39,7 @@ class _HeldQuestion:
 class RunningDialogues:
     """Dialogues of the calls in progress on one connection.
 
-    After the first question of an unknown call, the calls during which a question can be passed on run alone.
+    After the first question that names no call, calls whose questions may be passed on to the user run one at a time.
     """
 
     _running: list[Dialogue] = field(default_factory=list)
